@@ -1,0 +1,98 @@
+"""What GRPO refuses, before anything is built: each message says what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grpo_rl import advantages as adv
+from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.policies.control import ControlPolicy
+
+if TYPE_CHECKING:
+    from grpo_rl.grpo import GRPO
+
+BASELINES = (*adv.BASELINES, "moving_average")
+CREDITS = ("reward_to_go", "outcome")
+
+
+def check_arguments(model: GRPO) -> None:
+    """Refuses what cannot work, before anything is built."""
+    if model.rollout_buffer_class is not None or model.rollout_buffer_kwargs:
+        raise ConfigError("rollout_buffer_class is not offered: groups need grpo_rl.buffers.GroupBuffer; leave it None")
+    if model.group_size < 1 or (model.group_size == 1 and not model.value_head):
+        raise ConfigError(
+            f"group_size={model.group_size}: a group of one has nobody to be compared with."
+            " Use 2 or more (8 is usual), or value_head=True for plain PPO."
+        )
+    if not issubclass(model.policy_class, ControlPolicy) and not (model.value_head and not model.normalize_obs):
+        raise ConfigError(
+            f"{model.policy_class.__name__} is an SB3 policy with a critic of its own. Subclass grpo_rl.MlpPolicy,"
+            " CnnPolicy or MultiInputPolicy instead, or use it with value_head=True and normalize_obs=False."
+        )
+    choices = {
+        "baseline": BASELINES,
+        "credit": CREDITS,
+        "advantage_scale": (None, *adv.SCALES),
+        "compression": (None, *adv.COMPRESSIONS),
+    }
+    for name, valid in choices.items():
+        if getattr(model, name) not in valid:
+            raise ConfigError(f"{name}={getattr(model, name)!r}: {did_you_mean(getattr(model, name), map(str, valid))}")
+    if model.scale == "group" and (model.baseline in ("weighted", "moving_average") or model.baseline_discount != 1):
+        raise ConfigError(
+            'advantage_scale="group" is a z-score about the group mean: it goes with baseline "leave_one_out" or'
+            f' "mean" and baseline_discount 1, not with "{model.baseline}" and {model.baseline_discount}'
+        )
+    for name, low, high in (
+        ("gamma", 0, 1),
+        ("gae_lambda", 0, 1),
+        ("baseline_discount", 0, 1),
+        ("fork_prob", 0, 1),
+        ("reset_prob", 0, 1),
+        ("kl_coef", 0, np.inf),
+        ("n_epochs", 1, np.inf),
+        ("baseline_every", 1, np.inf),
+        ("reference_every", 1, np.inf),
+    ):
+        value = getattr(model, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{name}={value} is outside [{low}, {high}]")
+    if (model.fork_prob or 0) + (model.reset_prob or 0) > 1:
+        raise ConfigError(f"fork_prob={model.fork_prob} and reset_prob={model.reset_prob} sum to more than 1")
+    if isinstance(model.clip_range_vf, int | float) and model.clip_range_vf <= 0:
+        raise ConfigError("`clip_range_vf` must be positive, pass `None` to deactivate vf clipping")
+
+
+def check_normalizers(model: GRPO) -> None:
+    """Refuses to normalise what VecNormalize around the env has normalised already."""
+    if model._vec_normalize_env is not None:
+        if model.normalize_obs and model._vec_normalize_env.norm_obs:
+            raise ConfigError("observations would be normalised twice: drop VecNormalize or normalize_obs=True")
+        if model.normalize_reward and model._vec_normalize_env.norm_reward:
+            raise ConfigError("rewards would be scaled twice: drop VecNormalize or normalize_reward=True")
+
+
+def check_batch(model: GRPO) -> None:
+    """SB3 PPO's checks of rollout and minibatch size, with its warnings."""
+    rows = model.n_steps * model.n_envs
+    if model.scale == "batch":
+        assert model.batch_size > 1, "`batch_size` must be greater than 1, or its advantages have no spread to scale by"
+        assert rows > 1, (
+            f"`n_steps * n_envs` must be greater than 1. Currently n_steps={model.n_steps} and n_envs={model.n_envs}"
+        )
+    if rows % model.batch_size:
+        warnings.warn(
+            f"You have specified a mini-batch size of {model.batch_size}, but because a rollout has `n_steps * n_envs ="
+            f" {rows}` steps, there will be a truncated mini-batch of size {rows % model.batch_size}. We recommend a"
+            f" `batch_size` that is a factor of it. (n_steps={model.n_steps} and n_envs={model.n_envs})",
+            stacklevel=2,
+        )
+    if rows < 32 * model.group_size and model.group_size > 1:
+        warnings.warn(
+            f"A rollout of {rows} steps is small for group_size={model.group_size}: a group baseline wants about"
+            f" {32 * model.group_size} steps or more (group_size ≈ batch / 32). Raise n_steps or lower group_size.",
+            stacklevel=2,
+        )

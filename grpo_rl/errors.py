@@ -1,0 +1,55 @@
+"""The library's errors: one root, `GRPOError`, and for each error a parent from the standard library.
+
+A message says what was expected, what came and what to do. Every error survives pickling: env workers raise them too.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GRPOError(Exception):
+    """Root of every error that this library raises on purpose."""
+
+
+class ConfigError(GRPOError, ValueError):
+    """An argument, or a combination of arguments, that cannot work."""
+
+
+class ForkError(GRPOError, RuntimeError):
+    """An env that cannot be forked exactly.
+
+    Args:
+        message: The whole message for a person.
+        reason: Why, in a few words for a log line or a report; the message when left out.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
+
+
+class NonFiniteError(GRPOError, FloatingPointError):
+    """NaN or infinity in an observation, a reward or a loss.
+
+    Args:
+        message: What was found and what to do.
+        column: Which env, 0 … N-1; put in front of the message when known, as `step` is.
+        step: Env steps so far.
+    """
+
+    def __init__(self, message: str, column: int | None = None, step: int | None = None) -> None:
+        known = [f"{name} {index}" for name, index in (("env", column), ("step", step)) if index is not None]
+        super().__init__(f"{', '.join(known)}: {message}" if known else message)
+        self.column = column
+        self.step = step
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: its nearest valid name, if any, and all valid names.
+
+    >>> did_you_mean("weigthed", ["mean", "weighted"])
+    'did you mean "weighted"? valid: mean, weighted'
+    """
+    names = list(valid)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return (f'did you mean "{near[0]}"? ' if near else "") + f"valid: {', '.join(names)}"

@@ -1,0 +1,91 @@
+"""Who is in a group: which steps of a rollout are compared with which.
+
+Four ways, the best that the env allows, chosen once and announced with the reason:
+
+- ``fork``: members start from exactly the same state, by snapshots, across columns and (where there are fewer columns
+  than members) one after another;
+- ``seed``: members start from resets with one seed, for envs whose state cannot be copied;
+- ``batch``: every column is compared with every other at the same age.
+
+And two kinds of group: ``episode`` (from a reset to the end of every member) and ``window`` (n_steps from wherever the
+members are, for tasks that go on for long).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from stable_baselines3.common.vec_env import VecEnv
+
+from grpo_rl.errors import ConfigError, ForkError, did_you_mean
+from grpo_rl.groups.forker import Forker
+
+Kind = Literal["episode", "window"]
+Means = Literal["fork", "seed", "batch"]
+
+LONG_EPISODE = 500
+"""A time limit above this many steps (or none) makes windows the default kind."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How groups form: `kind`, `means`, and `reason`, a sentence for the log. `forker` is there when means is fork."""
+
+    kind: Kind
+    means: Means
+    reason: str
+    forker: Forker | None = None
+
+    def __str__(self) -> str:
+        return f"groups: {self.kind}, by {self.means} ({self.reason})"
+
+
+def time_limit(env: VecEnv) -> int | None:
+    """The episode limit in steps of the env's TimeLimit, or None.
+
+    Not the spec's: a worker process cannot send a spec whose arguments do not pickle, and would die of it.
+    """
+    try:
+        limit = env.get_attr("_max_episode_steps", indices=[0])[0] if env.has_attr("_max_episode_steps") else None
+    except (AttributeError, NotImplementedError):
+        limit = None
+    return int(limit) if limit else None
+
+
+def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_head: bool) -> Grouping:
+    """The best grouping that `env` allows.
+
+    Args:
+        env: the outermost vectorised env.
+        group_size: G; 1 means no groups at all (plain PPO).
+        kind: "episode", "window" or "auto": window with a value head or a time limit above 500 steps, else episode.
+        means: "fork", "seed", "batch" or "auto": the first of them that works. A named one that cannot be had raises.
+        value_head: whether a value head bootstraps windows.
+
+    Raises:
+        ConfigError: an unknown kind or means, or means="seed" for windows.
+        ForkError: means="fork" and the env cannot be forked exactly.
+    """
+    if kind not in ("auto", *get_args(Kind)):
+        raise ConfigError(f"group_kind={kind!r} is unknown: {did_you_mean(kind, ['auto', *get_args(Kind)])}")
+    if means not in ("auto", *get_args(Means)):
+        raise ConfigError(f"grouping={means!r} is unknown: {did_you_mean(means, ['auto', *get_args(Means)])}")
+    if kind == "auto":
+        limit = time_limit(env)
+        kind = "window" if value_head or limit is None or limit > LONG_EPISODE else "episode"
+    if group_size == 1:
+        return Grouping(kind, "batch", "group_size=1, no groups")  # type: ignore[arg-type]
+    if means == "batch":
+        return Grouping(kind, "batch", "as asked")  # type: ignore[arg-type]
+    reason = "as asked"
+    if means in ("auto", "fork"):
+        try:
+            return Grouping(kind, "fork", "members start from exactly the same state", Forker(env))  # type: ignore[arg-type]
+        except ForkError as error:
+            if means == "fork":
+                raise
+            reason = f"no exact forks: {error}"
+    if kind == "episode":
+        return Grouping("episode", "seed", reason)
+    if means == "seed":
+        raise ConfigError("grouping='seed' starts groups by a reset, so it needs group_kind='episode', not 'window'")
+    return Grouping("window", "batch", reason)

@@ -1,0 +1,280 @@
+"""`GroupVecEnv`, an SB3 vec env whose columns can continue from one another's exact state, and `make_group_env`.
+
+Where it differs from SB3's `DummyVecEnv`: columns can `fork`; `frozen` columns are left out of a step; a column whose
+random generator was copied takes a fresh seed at its next reset, or siblings would share every later start; infos are
+the env's own dicts copied one level deep, where DummyVecEnv copies all of them to the bottom at each step.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.util import dict_to_obs
+
+from grpo_rl.errors import ConfigError, ForkError
+from grpo_rl.groups.snapshot import Snapshot, capture, fresh_rng, kinds, require_alike, require_exact, restore, transfer
+
+
+class GroupVecEnv(DummyVecEnv):
+    """P groups of G envs in one process: N = P·G columns, those of a group side by side.
+
+    Args:
+        env_fns: One function per column (N), each building a new env, all alike: a fork moves state, not settings.
+        group_size: G.
+
+    Attributes:
+        n_groups: P.
+        group_size: G.
+        group_of: (N,) int64, the group of each column.
+        frozen: (N,) bool, yours to set: a frozen column is not stepped, keeps its observation, and gives reward 0, done
+            False and an empty info. `reset` and `reset_group` thaw what they reset.
+
+    Raises:
+        ConfigError: N is not a multiple of G.
+        ForkError: An env cannot be forked exactly, or two are not made of the same types.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], group_size: int) -> None:
+        n_envs = len(env_fns)
+        if group_size < 1 or n_envs < 1:
+            raise ConfigError(f"expected at least one env and group_size ≥ 1, got {n_envs} envs, {group_size=}")
+        if n_envs % group_size:
+            below = n_envs // group_size * group_size
+            nearest = " or ".join(str(n) for n in (below, below + group_size) if n)
+            divisors = ", ".join(str(size) for size in range(1, n_envs + 1) if n_envs % size == 0)
+            raise ConfigError(
+                f"expected a multiple of group_size={group_size} envs, got {n_envs}: "
+                f"use {nearest} envs, or a group_size of {divisors}"
+            )
+        super().__init__(list(env_fns))
+        try:
+            for env in self.envs:
+                require_exact(env)
+                require_alike(kinds(self.envs[0]), kinds(env))
+        except ForkError:
+            self.close()
+            raise
+        self.n_groups = n_envs // group_size
+        self.group_size = group_size
+        self.group_of = np.repeat(np.arange(self.n_groups), group_size)
+        self.frozen = np.zeros(n_envs, dtype=bool)
+        self._stale = np.zeros(n_envs, dtype=bool)  # columns whose generator was copied: fresh seed at the next reset
+        self._stream = np.random.default_rng()
+
+    # ------------------------------------------------------------------------------------------------- SB3's interface
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seeds the next reset of column i with seed + i, as SB3 does, and the seeds of resets that follow forks."""
+        seeds = super().seed(seed)
+        self._stream = np.random.default_rng(np.random.SeedSequence(seeds[0], spawn_key=(1,)))
+        return seeds
+
+    def reset(self) -> VecEnvObs:
+        """Resets and thaws every column; gives obs (N, …)."""
+        for column in np.flatnonzero(self._stale).tolist():
+            seed = self._refresh(column)
+            if self._seeds[column] is None:
+                self._seeds[column] = seed
+        self.frozen[:] = False
+        return super().reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Steps the columns that are not frozen, resets the finished ones; gives obs, reward, done (N, …) and infos."""
+        rewards, dones = np.zeros(self.num_envs, dtype=np.float32), np.zeros(self.num_envs, dtype=bool)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for i in np.flatnonzero(~self.frozen).tolist():
+            obs, rewards[i], terminated, truncated, info = self.envs[i].step(self.actions[i])
+            info = infos[i] = dict(info)
+            info["TimeLimit.truncated"] = truncated and not terminated
+            if terminated or truncated:
+                dones[i] = True
+                info["terminal_observation"] = copy.deepcopy(obs)
+                obs = self._reset_column(i)
+            self._save_obs(i, obs)
+        return self._obs_from_buf(), rewards, dones, infos
+
+    def _obs_from_buf(self) -> VecEnvObs:
+        return dict_to_obs(self.observation_space, {key: rows.copy() for key, rows in self.buf_obs.items()})
+
+    # ----------------------------------------------------------------------------------------------------------- forks
+
+    def fork(self, sources: np.ndarray | Sequence[int]) -> VecEnvObs:
+        """Member i continues from the exact state of member `sources[i]`; itself means untouched.
+
+        Siblings share the random stream up to their next reset, which takes a fresh seed. What counts or logs over many
+        episodes (running statistics, Monitor's lists and file) stays with its column, and so does `frozen`.
+
+        Args:
+            sources: (N,) int in 0 … N-1, any map: one to many, swaps, cycles.
+
+        Returns:
+            The observations (N, …) after the fork.
+
+        Raises:
+            ConfigError: Another shape, a dtype that is not an integer one, or a column that does not exist.
+        """
+        sources = np.asarray(sources)
+        columns = np.arange(self.num_envs)
+        if sources.shape != columns.shape or sources.dtype.kind not in "iu":
+            raise ConfigError(
+                f"sources: expected ({self.num_envs},) integers, got {sources.dtype} of shape {sources.shape}: "
+                "give one source for each column, sources[i] = i where column i stays as it is"
+            )
+        if sources.min() < 0 or sources.max() >= self.num_envs:
+            raise ConfigError(f"sources: expected 0 … {self.num_envs - 1}, got {sources.min()} … {sources.max()}")
+        moved = np.flatnonzero(sources != columns)
+        self._copy_states(dict(zip(moved.tolist(), sources[moved].tolist(), strict=True)))
+        for rows in self.buf_obs.values():
+            rows[moved] = rows[sources[moved]]
+        infos = [dict(self.reset_infos[source]) for source in sources[moved]]
+        for column, info in zip(moved, infos, strict=True):
+            self.reset_infos[column] = info
+        self._stale[moved] = self._stale[sources[moved]] = True
+        return self._obs_from_buf()
+
+    def snapshot(self, column: int) -> Snapshot:
+        """The exact state of one column, with its observation; later steps do not change it."""
+        rows = {key: rows[column].copy() for key, rows in self.buf_obs.items()}
+        return dataclasses.replace(capture(self.envs[column]), obs=rows)
+
+    def restore(self, column: int, snapshot: Snapshot) -> VecEnvObs:
+        """Puts one column into the state of a snapshot that `GroupVecEnv.snapshot` took; gives its observation row.
+
+        Raises:
+            ForkError: The snapshot is of another chain of types, or has no observation.
+        """
+        if snapshot.obs is None:
+            raise ForkError("expected a snapshot with an observation: take it with GroupVecEnv.snapshot, not capture")
+        restore(self.envs[column], snapshot)
+        for key, row in snapshot.obs.items():
+            self.buf_obs[key][column] = row
+        self._stale[column] = True
+        return dict_to_obs(self.observation_space, {key: row.copy() for key, row in snapshot.obs.items()})
+
+    def reset_group(self, group: int) -> VecEnvObs:
+        """Starts a group anew: its first member is reset with a fresh seed, the others continue from that same state.
+
+        Thaws the group. Gives the observations of all columns (N, …).
+        """
+        if not 0 <= group < self.n_groups:
+            raise ConfigError(f"group: expected 0 … {self.n_groups - 1}, got {group}")
+        first, *others = columns = np.flatnonzero(self.group_of == group).tolist()
+        self._stale[first] = True
+        self._save_obs(first, self._reset_column(first))
+        transfer(self.envs[first], *(self.envs[column] for column in others))
+        for column in others:
+            self.reset_infos[column] = dict(self.reset_infos[first])
+        for rows in self.buf_obs.values():
+            rows[columns] = rows[first]
+        self._stale[columns] = True
+        self.frozen[columns] = False
+        return self._obs_from_buf()
+
+    def rng_state(self) -> dict[str, Any]:
+        """The stream of reset seeds, to continue a run exactly; for `set_rng_state`."""
+        return {"stream": self._stream.bit_generator.state, "stale": self._stale.tolist()}
+
+    def set_rng_state(self, state: dict[str, Any]) -> None:
+        """Continues the stream of reset seeds that `rng_state` gave."""
+        self._stream.bit_generator.state = state["stream"]
+        self._stale[:] = state["stale"]
+
+    def _copy_states(self, source_of: dict[int, int]) -> None:
+        """Copies states as if all at once: {column: its source}. A column is written once nobody waits to read it."""
+        waiting = dict(source_of)
+        while waiting:
+            ready: dict[int, list[int]] = {}  # source: the columns to write
+            for column in waiting.keys() - waiting.values():
+                ready.setdefault(waiting.pop(column), []).append(column)
+            for source, columns in ready.items():
+                transfer(self.envs[source], *(self.envs[column] for column in columns))
+            if not ready:  # only cycles are left: set one column's state aside and go round its cycle
+                start = next(iter(waiting))
+                aside, column = capture(self.envs[start]), start
+                while (source := waiting.pop(column)) != start:
+                    transfer(self.envs[source], self.envs[column])
+                    column = source
+                restore(self.envs[column], aside)
+
+    def _reset_column(self, column: int) -> Any:
+        """Resets one env, with a fresh seed if its generator was copied."""
+        seed = self._refresh(column) if self._stale[column] else None
+        obs, self.reset_infos[column] = self.envs[column].reset(seed=seed)
+        return obs
+
+    def _refresh(self, column: int) -> int:
+        """Gives the column's generators a new stream and returns a seed for its reset."""
+        seed = int(self._stream.integers(2**32))
+        fresh_rng(self.envs[column], seed)
+        self._stale[column] = False
+        return seed
+
+
+def make_group_env(
+    env: str | Callable[..., gym.Env],
+    n_groups: int = 1,
+    group_size: int = 8,
+    seed: int | None = None,
+    monitor: bool = True,
+    wrapper: Callable[[gym.Env], gym.Env] | None = None,
+    **env_kwargs: Any,
+) -> GroupVecEnv:
+    """Builds P groups of G envs.
+
+    Args:
+        env: A registered id, or an env class or factory called once per column.
+        n_groups: P ≥ 1.
+        group_size: G ≥ 1.
+        seed: Seeds the first resets (seed + column), the action spaces and the stream of seeds for resets after forks.
+        monitor: Wrap each env in SB3's Monitor, unless it is already, so that infos carry episode returns and lengths.
+        wrapper: Applied to each env after Monitor, as SB3's `wrapper_class`.
+        env_kwargs: For `gym.make`, the class or the factory.
+
+    Raises:
+        ConfigError: An unknown id, or a number that is out of range.
+        ForkError: The env cannot be forked exactly; the message says why and what to do.
+    """
+    for name, value in (("n_groups", n_groups), ("group_size", group_size)):
+        if value < 1:
+            raise ConfigError(f"{name}: expected at least 1, got {value}")
+    if isinstance(env, gym.Env):
+        raise ConfigError(f"expected an id, a class or a factory, got {env}: every column needs an env of its own")
+
+    def build(column: int) -> gym.Env:
+        made = _make(env, env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+        if seed is not None:
+            made.action_space.seed(seed + column)
+        if monitor and not is_wrapped(made, Monitor):
+            made = Monitor(made)
+        return made if wrapper is None else wrapper(made)
+
+    def builder(column: int) -> Callable[[], gym.Env]:
+        return lambda: build(column)
+
+    group_env = GroupVecEnv([builder(column) for column in range(n_groups * group_size)], group_size)
+    group_env.seed(seed)
+    return group_env
+
+
+def _make(env_id: str, env_kwargs: dict[str, Any]) -> gym.Env:
+    """`gym.make` with SB3's default render mode where the env takes one; unknown ids get suggestions."""
+    try:
+        return gym.make(env_id, **{"render_mode": "rgb_array"} | env_kwargs)
+    except TypeError:
+        return gym.make(env_id, **env_kwargs)
+    except gym.error.UnregisteredEnv as error:
+        nearest = difflib.get_close_matches(env_id, gym.registry, n=5)
+        hint = (
+            f"did you mean {' or '.join(nearest)}?" if nearest else "gymnasium.pprint_registry() lists the known ones"
+        )
+        raise ConfigError(f'unknown env id "{env_id}": {hint}') from error

@@ -1,0 +1,569 @@
+"""Group Relative Policy Optimization as an SB3 algorithm.
+
+Where we deviate from the GRPO paper (arXiv 2402.03300): credit is each step's reward-to-go, compared with members alive
+at the same age (`credit="outcome"` gives the paper's form); the advantage's scale is the minibatch's, as in PPO
+(`advantage_scale="group"` gives the z-score); KL to a reference enters the loss as k2, whose gradient is the KL's.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import (
+    ActorCriticCnnPolicy,
+    ActorCriticPolicy,
+    BasePolicy,
+    MultiInputActorCriticPolicy,
+)
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
+from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
+
+from grpo_rl import advantages as adv
+from grpo_rl import objective
+from grpo_rl.buffers import GroupBuffer
+from grpo_rl.checks import check_arguments, check_batch, check_normalizers
+from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, did_you_mean
+from grpo_rl.groups.assign import choose_grouping
+from grpo_rl.groups.vec_env import make_group_env
+from grpo_rl.normalize import ReturnScale
+from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
+from grpo_rl.sampling.steps import StepSampler
+from grpo_rl.types import Batch
+
+SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
+
+AuxiliaryLoss = Callable[[Any, Batch], th.Tensor]
+"""(policy, batch) -> loss per row (M,) or scalar; its gradient reaches the policy together with the others."""
+
+ROLLOUT_STEPS = 2048
+"""Transitions per rollout, over all envs, when n_steps is None."""
+CRITIC_FREE_FORKS, HYBRID_FORKS = (0.75, 0.25), (0.1, 0.0)
+"""Default chances (fork_prob, reset_prob) at the start of a window."""
+HYBRID_GROUP_WEIGHT = 0.25
+"""Default share of the group advantage beside GAE, at steps with a sibling."""
+
+
+class GRPO(OnPolicyAlgorithm):
+    """Group Relative Policy Optimization: PPO's update on advantages taken from a group's own returns.
+
+    Members of a group start from exactly the same state; a member's advantage is its return minus what the others got.
+    There is no critic unless `value_head=True` asks for the hybrid objective. Arguments up to `device` are SB3 PPO's,
+    in its order and with its defaults.
+
+    Args:
+        policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of `grpo_rl.MlpPolicy` and its siblings.
+        env: a Gymnasium id (one group of `group_size` envs is made), an env, or an SB3 VecEnv, used as it is.
+        learning_rate: a float, or a callable of the progress remaining (1 → 0).
+        n_steps: steps per env and rollout. None: 2048 transitions in all. Groups of whole episodes take that or more.
+        batch_size: rows per minibatch.
+        n_epochs: passes over a rollout.
+        gamma: discount per step. Usual: 0.99 for control, 0.95 dialogue, 0.98 long text, 0.9 immediate reward.
+        gae_lambda: λ of generalised advantage estimation; read with a value head only.
+        clip_range: ε, a float or a callable of the progress remaining, such as LinearSchedule(0.3, 0.1).
+        clip_range_vf: the same for the value function; None: no clipping.
+        normalize_advantage: advantage_scale="batch" under SB3's name; read when `advantage_scale` is None.
+        ent_coef: weight of the entropy bonus. vf_coef: weight of the value loss.
+        max_grad_norm: gradients are clipped to this norm.
+        use_sde, sde_sample_freq: generalised state-dependent exploration, as in SB3.
+        rollout_buffer_class, rollout_buffer_kwargs: not offered; anything but None and {} is refused.
+        target_kl: stops the epochs of an update once the approximate KL exceeds 1.5 times this.
+        stats_window_size: episodes averaged in `rollout/`. tensorboard_log: folder of TensorBoard runs.
+        policy_kwargs: for the policy's constructor (net_arch, activation_fn, log_std_init, …).
+        verbose: 0 silent, 1 info, 2 debug. seed: of everything. device: "auto", "cpu", "cuda" or a torch device.
+        group_size: G, members of a group. 1 needs `value_head` and is plain PPO.
+        value_head: add a value network: the hybrid objective (surrogate + entropy − value loss).
+        group_kind: "episode": from a reset to the end of every member; "window": n_steps from wherever the members are;
+            "auto": windows with a value head or a time limit above 500 steps, else episodes.
+        grouping: "fork" (exact snapshots), "seed" (resets with one seed), "batch" (no common start), or "auto": the
+            best that the env allows, announced once with the reason.
+        fork_prob: chance that, at the start of a window, a group copies one member to all. None: 0.75 critic-free,
+            0.1 with a value head.
+        reset_prob: chance that it goes back to a fresh episode start instead. None: 0.25 critic-free, else 0.
+        baseline: "leave_one_out" (RLOO), "mean" (GRPO), "weighted" (by length, OPO), or "moving_average": an
+            exponential average of past returns by age, refreshed every `baseline_every` updates.
+        baseline_discount: factor on the baseline, 0.9–1. Below 1, groups of equal returns move the policy too.
+            Unbiased with leave_one_out, but noisier.
+        credit: "reward_to_go" for each step, or "outcome": a segment's whole return for all of its steps.
+        advantage_scale: "batch" (z-score of each minibatch, as SB3), "group" (z-score within the group), or "none".
+        compression: None, "tanh" or "layer_norm" of the group advantage.
+        group_weight: share of the group advantage beside GAE in the hybrid, 0–1, at steps with a sibling alive at the
+            same age; a float or a callable of the progress remaining. None: 0.25 with forks, else 0. Critic-free: 1.
+        kl_coef: weight of the KL to a reference policy, a frozen copy of the first policy.
+        reference_every: the reference becomes a copy of the policy every so many updates. None: never.
+        normalize_obs: running normalisation of vector observations inside the policy.
+        normalize_reward: rewards are divided by the running std of the discounted return.
+        auxiliary_losses: name → (function, weight), see `AuxiliaryLoss`. Not saved: hand them over again at load.
+
+    Raises:
+        ConfigError, AssertionError: an argument that cannot work, at construction.
+        ForkError: grouping="fork" and the env cannot be forked exactly.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    rollout_buffer: GroupBuffer  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str | None,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int | None = None,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        group_size: int = 8,
+        value_head: bool = False,
+        group_kind: str = "auto",
+        grouping: str = "auto",
+        fork_prob: float | None = None,
+        reset_prob: float | None = None,
+        baseline: str = "leave_one_out",
+        baseline_discount: float = 1.0,
+        baseline_every: int = 1,
+        credit: str = "reward_to_go",
+        advantage_scale: str | None = None,
+        compression: str | None = None,
+        group_weight: float | Schedule | None = None,
+        kl_coef: float = 0.0,
+        reference_every: int | None = None,
+        normalize_obs: bool = False,
+        normalize_reward: bool = False,
+        auxiliary_losses: dict[str, tuple[AuxiliaryLoss, float]] | None = None,
+    ) -> None:
+        if isinstance(policy, str) and policy not in self.policy_aliases:
+            raise ConfigError(f'policy "{policy}" is unknown: {did_you_mean(policy, self.policy_aliases)}')
+        if isinstance(env, str):
+            env = _make_env(env, group_size, seed)
+        super().__init__(
+            _our_policy(policy),
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,
+            n_steps=n_steps,  # type: ignore[arg-type]
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+        )
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.group_size = group_size
+        self.value_head = value_head
+        self.group_kind = group_kind
+        self.grouping = grouping
+        self.fork_prob = fork_prob
+        self.reset_prob = reset_prob
+        self.baseline = baseline
+        self.baseline_discount = baseline_discount
+        self.baseline_every = baseline_every
+        self.credit = credit
+        self.advantage_scale = advantage_scale
+        self.compression = compression
+        self.group_weight = group_weight
+        self.kl_coef = kl_coef
+        self.reference_every = reference_every
+        self.normalize_obs = normalize_obs
+        self.normalize_reward = normalize_reward
+        self.auxiliary_losses = auxiliary_losses
+        self._auto_n_steps: int | None = None
+        self._baseline_table: list[float] = []
+        self._iterations = 0
+        if _init_setup_model:
+            self._setup_model()
+
+    # --- set-up -------------------------------------------------------------------------------------------------------
+
+    def _setup_model(self) -> None:
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        check_arguments(self)
+        self.clip_range = FloatSchedule(self.clip_range)
+        self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
+        self.policy = self._new_policy()
+        self._maybe_recommend_cpu(MlpPolicy.__name__)
+        self.reference_policy = self._new_policy().requires_grad_(False) if self.kl_coef else None
+        self._renew_reference()
+        self.reward_scale = ReturnScale().to(self.device)
+        self._setup_sampling()
+
+    def _setup_sampling(self) -> None:
+        """The buffer and the sampler, for the env that is there now."""
+        self.rollout_buffer = GroupBuffer(self.observation_space, self.action_space, self.device)
+        self._sampler: StepSampler | None = None
+        if self.env is None:
+            return
+        if self.n_steps is None or self.n_steps == self._auto_n_steps:
+            self.n_steps = self._auto_n_steps = max(ROLLOUT_STEPS // self.n_envs, 1)
+        check_batch(self)
+        check_normalizers(self)
+        self.groups = choose_grouping(self.env, self.group_size, self.group_kind, self.grouping, self.value_head)
+        self._announce_groups()
+        fork_prob, reset_prob = HYBRID_FORKS if self.value_head else CRITIC_FREE_FORKS
+        self._sampler = StepSampler(
+            self,
+            self.env,
+            self.groups,
+            self.group_size,
+            fork_prob if self.fork_prob is None else self.fork_prob,
+            reset_prob if self.reset_prob is None else self.reset_prob,
+        )
+
+    def _announce_groups(self) -> None:
+        """Says once how groups form and why; a fall-back of the critic-free agent is a warning at any verbosity."""
+        if self.verbose >= 1:
+            print(self.groups)
+            if self.groups.kind == "window" and not self.value_head:
+                print("long episodes without a value head learn slowly; value_head=True is the hybrid for them")
+        elif self.grouping == "auto" and self.groups.means != "fork" and not self.value_head:
+            warnings.warn(str(self.groups), stacklevel=2)
+
+    def _new_policy(self) -> ActorCriticPolicy:
+        ours = {"value_head": self.value_head, "normalize_obs": self.normalize_obs}
+        return self.policy_class(  # type: ignore[return-value]
+            self.observation_space,
+            self.action_space,
+            self.lr_schedule,
+            use_sde=self.use_sde,
+            **(self.policy_kwargs | (ours if issubclass(self.policy_class, ControlPolicy) else {})),
+        ).to(self.device)
+
+    def _renew_reference(self) -> None:
+        """The reference becomes a copy of the policy as it is now."""
+        if self.reference_policy is not None:
+            self.reference_policy.load_state_dict(getattr(self.policy, "_orig_mod", self.policy).state_dict())
+            self.reference_policy.set_training_mode(False)
+
+    @property
+    def scale(self) -> str:
+        """`advantage_scale`, or what SB3's name for it says."""
+        return self.advantage_scale or ("batch" if self.normalize_advantage else "none")
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """As SB3's; groups form anew on the new env."""
+        super().set_env(env, force_reset)
+        self._setup_sampling()
+
+    # --- one iteration: collect → advantages → objective → update -----------------------------------------------------
+
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Fills the buffer with one rollout of groups and their advantages. False if the callback stopped it."""
+        assert self._sampler is not None and self._last_obs is not None, "No previous observation was provided"
+        self.policy.set_training_mode(False)
+        if not self._sampler.sample(callback, rollout_buffer, n_rollout_steps):
+            return False
+        rollout_buffer.advantages = self.estimate_advantages(rollout_buffer)
+        if self.reference_policy is not None:
+            rollout_buffer.ref_log_prob = self._reference_log_prob(rollout_buffer)
+        self._log_groups(rollout_buffer)
+        callback.on_rollout_end()
+        return True
+
+    @th.no_grad()
+    def estimate_advantages(self, rollout: GroupBuffer) -> th.Tensor:
+        """Advantages (T, N) float32 of a finished rollout; override it for a rule of your own.
+
+        Without a value head: reward-to-go, in which a member cut alive goes on with the mean reward, minus the group's
+        baseline. With one: GAE, mixed with the group advantage of the λ-returns by `group_weight`.
+        """
+        rewards, values = rollout.tensor(rollout.rewards), None
+        if self.normalize_reward:
+            self.reward_scale.update(rollout.tensor(rollout.discounted[rollout.mask]))
+            rewards = self.reward_scale(rewards)
+        ends = rollout.tensor(rollout.ends)
+        ends[-1] = True
+        tails = self._tails(rollout, rewards)
+        if rollout.values is None:
+            returns = adv.reward_to_go(rewards, ends, tails, self.gamma)
+            return self.group_advantages(rollout, returns, ends)
+        values = rollout.old_values = rollout.tensor(rollout.values)
+        advantages, rollout.returns = adv.gae(rewards, values, ends, tails, self.gamma, self.gae_lambda)
+        weight = self._group_weight()
+        if weight == 0:
+            return advantages
+        siblings = adv.has_sibling(*(rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask)))
+        return adv.mix(self.group_advantages(rollout, rollout.returns, ends), advantages, weight * siblings)
+
+    def group_advantages(self, rollout: GroupBuffer, returns: th.Tensor, ends: th.Tensor) -> th.Tensor:
+        """Group-relative advantages (T, N) of returns (T, N), before the minibatch's scale."""
+        group, age, mask = (rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask))
+        if self.credit == "outcome":
+            returns = adv.outcome_returns(returns, ends)
+        if self.baseline == "moving_average":
+            table = th.tensor(self._baseline_table, device=returns.device)
+            if not len(table) or self._iterations % self.baseline_every == 0:
+                table = adv.moving_average(table, returns, age, mask)
+                self._baseline_table = table.tolist()
+            advantages = th.where(mask, returns - self.baseline_discount * adv.lookup(table, age), 0)
+        else:
+            advantages = adv.group_advantages(
+                returns,
+                group,
+                age,
+                mask,
+                baseline=self.baseline,  # type: ignore[arg-type]
+                baseline_discount=self.baseline_discount,
+                scale="group" if self.scale == "group" else "none",
+                weights=adv.segment_lengths(ends, mask).clamp(min=1) if self.baseline == "weighted" else None,
+            )
+        return adv.compress(advantages, mask, self.compression)  # type: ignore[arg-type]
+
+    def _tails(self, rollout: GroupBuffer, rewards: th.Tensor) -> th.Tensor:
+        """What lies beyond each end (T, N): 0 after termination; alive, the value of the true next observation, or
+        without a value head the mean reward for ever, r̄/(1 − γ)."""
+        alive = rollout.tensor(rollout.alive)
+        if rollout.values is None:
+            return alive * adv.alive_tail(rewards, rollout.tensor(rollout.mask), self.gamma)
+        tails = th.zeros_like(rewards)
+        if rollout.tail_obs:
+            steps, columns, obs = zip(*rollout.tail_obs, strict=True)
+            stacked = (
+                {key: np.stack([o[key] for o in obs]) for key in obs[0]} if isinstance(obs[0], dict) else np.stack(obs)
+            )
+            tails[list(steps), list(columns)] = self.policy.predict_values(
+                self.policy.obs_to_tensor(stacked)[0]
+            ).flatten()
+        return tails
+
+    def train(self) -> None:
+        """Updates the policy on the buffer: `n_epochs` passes over minibatches of `loss`."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+        parameters = list(self.policy.parameters())
+        before = [parameter.detach().clone() for parameter in parameters]
+        metrics: list[dict[str, th.Tensor]] = []
+        stop = False
+        for _ in range(self.n_epochs):
+            for batch in self.rollout_buffer.get(self.batch_size):
+                try:
+                    loss, terms = self.loss(batch, clip_range)
+                except ValueError:  # a distribution does not take parameters that are not finite
+                    self._check_update(metrics, before)
+                    raise
+                metrics.append(terms)
+                if self.target_kl is not None and terms["approx_kl"] > 1.5 * self.target_kl:
+                    stop = True
+                    break
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                terms["grad_norm"] = th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+                self.policy.optimizer.step()
+            self._n_updates += 1
+            self._check_update(metrics, before)
+            if stop:
+                break
+        self._log_update(metrics, clip_range)
+        self._iterations += 1
+        if self.normalize_obs:
+            self.policy.update_normalizer(self.rollout_buffer.rows()[0])  # type: ignore[operator]
+        if self.reference_every and self._iterations % self.reference_every == 0:
+            self._renew_reference()
+
+    def loss(self, batch: Batch, clip_range: float) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """Σ weight·(surrogate + KL + entropy + value + auxiliary) over a minibatch, and its terms for the log."""
+        values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, batch.actions)
+        advantages = batch.advantages
+        if self.scale == "batch":
+            advantages = objective.masked_standardize(advantages)
+        policy_loss = objective.aggregate(
+            objective.clipped_surrogate(log_prob, batch.old_log_prob, advantages, clip_range), batch.weight
+        )
+        entropy_loss = objective.aggregate(objective.entropy_loss(entropy, log_prob), batch.weight)
+        loss = policy_loss + self.ent_coef * entropy_loss
+        terms = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
+        if batch.returns is not None:
+            assert values is not None
+            clip_vf = self.clip_range_vf and self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
+            value_loss = objective.value_loss(values.flatten(), batch.returns, batch.old_values, clip_vf)
+            terms["value_loss"] = objective.aggregate(value_loss, batch.weight)
+            loss = loss + self.vf_coef * terms["value_loss"]
+        if batch.ref_log_prob is not None:
+            kl = objective.aggregate(objective.kl_k2(log_prob, batch.ref_log_prob), batch.weight)
+            terms["reference_kl"] = objective.aggregate(objective.kl_k3(log_prob, batch.ref_log_prob), batch.weight)
+            loss = loss + self.kl_coef * kl
+        for name, (auxiliary_loss, weight) in (self.auxiliary_losses or {}).items():
+            terms[f"auxiliary/{name}"] = auxiliary_loss(self.policy, batch).mean()
+            loss = loss + weight * terms[f"auxiliary/{name}"]
+        ratio = (log_prob - batch.old_log_prob).exp()
+        terms["approx_kl"] = objective.approx_kl(log_prob, batch.old_log_prob)
+        terms["clip_fraction"] = objective.clip_fraction(ratio, clip_range)
+        terms["loss"] = loss
+        return loss, {name: term.detach() for name, term in terms.items()}
+
+    # --- what goes with it --------------------------------------------------------------------------------------------
+
+    def _group_weight(self) -> float:
+        """The hybrid's `group_weight` now; by default there is one where members do share their state."""
+        if self.group_size == 1:
+            return 0.0
+        if self.group_weight is None:
+            return HYBRID_GROUP_WEIGHT if self.groups.means == "fork" else 0.0
+        return float(FloatSchedule(self.group_weight)(self._current_progress_remaining))
+
+    @th.no_grad()
+    def _reference_log_prob(self, rollout: GroupBuffer) -> th.Tensor:
+        """Log-probabilities (M,) of the rollout's actions under the reference policy."""
+        obs, actions = rollout.rows()
+        assert self.reference_policy is not None
+        return self.reference_policy.evaluate_actions(obs, actions)[1]
+
+    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: list[th.Tensor]) -> None:
+        """Once something is not finite: puts the parameters back to `before` and raises NonFiniteError."""
+        numbers = [terms[name] for terms in metrics for name in ("loss", "grad_norm") if name in terms]
+        numbers += [parameter.detach().sum() for parameter in self.policy.parameters()]
+        if th.stack(numbers).isfinite().all():
+            return
+        with th.no_grad():
+            for parameter, old in zip(self.policy.parameters(), before, strict=True):
+                parameter.copy_(old)
+        self.policy.optimizer.state.clear()  # its averages are not finite either
+        raise NonFiniteError(
+            f"the loss, its gradient or a parameter is not finite at update {self._n_updates} ({self.num_timesteps} env"
+            " steps). The policy was put back to where it was before this update. A lower learning_rate,"
+            " normalize_reward=True or a lower max_grad_norm usually cures it."
+        )
+
+    def _log_groups(self, rollout: GroupBuffer) -> None:
+        sampler, mask, advantages = self._sampler, rollout.tensor(rollout.mask), rollout.advantages
+        assert sampler is not None and advantages is not None
+        self.logger.record("group/forks", sampler.forks)
+        self.logger.record("group/fork_depth", float(np.mean(sampler.fork_depths)) if sampler.fork_depths else 0.0)
+        self.logger.record("group/groups", len(np.unique(rollout.group[rollout.mask])))
+        self.logger.record("group/dropped_steps", sampler.counted - int(rollout.mask.sum()))
+        self.logger.record("train/advantage_mean", adv.masked_mean(advantages, mask).item())
+        self.logger.record("train/advantage_std", adv.masked_std(advantages, mask).item())
+
+    def _log_update(self, metrics: list[dict[str, th.Tensor]], clip_range: float) -> None:
+        names = dict.fromkeys(name for terms in metrics for name in terms)
+        for name in names:
+            self.logger.record(
+                f"train/{name}", th.stack([terms[name] for terms in metrics if name in terms]).mean().item()
+            )
+        if self.rollout_buffer.returns is not None:
+            valid = self.rollout_buffer.mask
+            predicted, target = self.rollout_buffer.old_values, self.rollout_buffer.returns
+            explained = explained_variance(predicted.cpu().numpy()[valid], target.cpu().numpy()[valid])  # type: ignore[union-attr]
+            self.logger.record("train/explained_variance", explained)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+        if self.clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", self.clip_range_vf(self._current_progress_remaining))  # type: ignore[operator]
+
+    # --- SB3's frame --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self: SelfGRPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfGRPO:
+        """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self."""
+        return super().learn(
+            total_timesteps=int(total_timesteps),
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # Whole episodes may overshoot the total by more than a step: schedules must not run past their end.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    def _excluded_save_params(self) -> list[str]:
+        ours = ["_sampler", "groups", "auxiliary_losses", "reference_policy", "reward_scale"]
+        return [*super()._excluded_save_params(), *ours]
+
+    def set_parameters(
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's. Where they lack a reference policy that is in use, it is the policy; one not in use is left out."""
+        params: dict[str, Any] = load_path_or_dict  # type: ignore[assignment]
+        if not isinstance(params, dict):
+            params = load_from_zip_file(params, device=device, load_data=False)[1]
+        optional = {"reference_policy": params.get("policy", {}), "reward_scale": self.reward_scale.state_dict()}
+        used = self._get_torch_save_params()[0]
+        given = {name: value for name, value in params.items() if name in used or name not in optional}
+        super().set_parameters({name: optional[name] for name in used if name in optional} | given, exact_match, device)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, variables = super()._get_torch_save_params()
+        if self.kl_coef:
+            state_dicts = [*state_dicts, "reference_policy"]
+        if self.normalize_reward:
+            state_dicts = [*state_dicts, "reward_scale"]
+        return state_dicts, variables
+
+
+def _make_env(env_id: str, group_size: int, seed: int | None) -> VecEnv:
+    """One group of `group_size` envs; plain copies where the family cannot be forked."""
+    try:
+        return make_group_env(env_id, n_groups=1, group_size=max(group_size, 1), seed=seed)
+    except ForkError:
+        return make_vec_env(env_id, n_envs=max(group_size, 1), seed=seed)
+
+
+def _our_policy(policy: str | type[ActorCriticPolicy]) -> str | type[ActorCriticPolicy]:
+    """SB3's own policy classes stand for ours."""
+    ours: dict[Any, type[ActorCriticPolicy]] = {
+        ActorCriticPolicy: MlpPolicy,
+        ActorCriticCnnPolicy: CnnPolicy,
+        MultiInputActorCriticPolicy: MultiInputPolicy,
+    }
+    return ours.get(policy, policy)

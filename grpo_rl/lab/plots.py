@@ -1,0 +1,90 @@
+"""Learning curves as PNG files. Drawn without pyplot, so that neither a display nor a global state is needed."""
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Environment steps (K,) and scores: (K,) for one run, (seeds, K) for several."""
+
+
+def read_progress(run: Path) -> Curve:
+    """Steps and mean episode return of training, from progress.csv, once an episode has finished."""
+    with (run / "progress.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = ("time/total_timesteps", "rollout/ep_rew_mean")
+    pairs = [(float(row[columns[0]]), float(row[columns[1]])) for row in rows if row.get(columns[1])]
+    pairs = [pair for pair in pairs if math.isfinite(pair[1])]
+    steps, returns = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(steps, dtype=np.float64), np.array(returns, dtype=np.float64)
+
+
+def plot_runs(runs: Mapping[str, Curve], path: Path, marks: Mapping[str, Mapping[str, float]] | None = None) -> None:
+    """Draws the training curves of runs.
+
+    Args:
+        runs: Label to (steps, mean episode return).
+        path: Of the PNG.
+        marks: Label to named scores of the finished agent, drawn as points at the end of its curve.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (label, (steps, returns)) in enumerate(runs.items()):
+        axes.plot(steps, returns, color=f"C{i}", label=label)
+        for shape, (name, score) in zip("os^", (marks or {}).get(label, {}).items(), strict=False):
+            end = steps[-1] if len(steps) else 0
+            axes.plot(
+                end, score, shape, color=f"C{i}", markeredgecolor="black", label=f"{label}: {name}", clip_on=False
+            )
+    axes.set(xlabel="environment steps (all members of all groups)", ylabel="return of an episode, training mean")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
+def plot_study(
+    panels: Mapping[str, Mapping[str, Curve]], path: Path, ylabel: str, targets: Mapping[str, float] | None = None
+) -> None:
+    """Draws one panel a task with one curve an agent: the interquartile mean over seeds, in the band of all seeds.
+
+    Args:
+        panels: Task to agent to (steps (K,), scores (seeds, K)).
+        path: Of the PNG.
+        ylabel: What the scores are.
+        targets: Task to a score that is drawn as a dashed line.
+    """
+    figure = Figure(figsize=(5.2 * len(panels), 4), layout="constrained")
+    for axes, (task, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for i, (agent, (steps, scores)) in enumerate(curves.items()):
+            axes.plot(steps, _middle(scores), color=f"C{i}", label=f"{agent} ({len(scores)} seeds)")
+            axes.fill_between(steps, scores.min(axis=0), scores.max(axis=0), color=f"C{i}", alpha=0.15, linewidth=0)
+        if task in (targets or {}):
+            axes.axhline(targets[task], color="black", linestyle="--", linewidth=0.8)  # type: ignore[index]
+        axes.set(title=task, xlabel="environment steps", ylabel=ylabel)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
+def plot_profiles(profiles: Mapping[str, Curve], path: Path, xlabel: str) -> None:
+    """Draws performance profiles: agent to (thresholds (K,), share of runs above them (K,))."""
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for agent, (thresholds, shares) in profiles.items():
+        axes.plot(thresholds, shares, label=agent)
+    axes.set(xlabel=xlabel, ylabel="share of runs above", ylim=(-0.02, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
+def _middle(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(K,) interquartile mean over seeds at each step."""
+    ordered = np.sort(scores, axis=0)
+    cut = len(ordered) // 4
+    return np.asarray(ordered[cut : len(ordered) - cut].mean(axis=0))

@@ -1,0 +1,1 @@
+"""What acts: policies for control (`control`)."""

@@ -1,0 +1,1 @@
+"""How rollouts are sampled: step by step in vectorised envs (`steps`)."""

@@ -1,0 +1,28 @@
+"""What flows from the samplers to the update. Axes: T steps, N columns (envs), M packed rows."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch as th
+
+Obs = np.ndarray | dict[str, np.ndarray]
+"""Observations as SB3 hands them over: an array (N, ...) or a dict of such arrays."""
+
+TensorObs = th.Tensor | dict[str, th.Tensor]
+
+
+class Batch(NamedTuple):
+    """A minibatch of packed rows, in the order in which the buffer shuffled them.
+
+    `returns` and `old_values` are None without a value head, `ref_log_prob` without a reference policy.
+    `weight` (M,) holds each row's share of the loss and sums to one.
+    """
+
+    observations: TensorObs
+    actions: th.Tensor
+    old_log_prob: th.Tensor
+    advantages: th.Tensor
+    weight: th.Tensor
+    returns: th.Tensor | None
+    old_values: th.Tensor | None
+    ref_log_prob: th.Tensor | None

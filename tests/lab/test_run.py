@@ -1,0 +1,120 @@
+"""Evaluation and checkpoints: what a run measures, and that measuring changes nothing."""
+
+import numpy as np
+import pytest
+import torch as th
+
+from grpo_rl.errors import ConfigError
+from grpo_rl.lab.build import build_agent, build_env
+from grpo_rl.lab.plots import plot_runs, read_progress
+from grpo_rl.lab.run import Checkpoints, evaluate, open_run, versions
+from grpo_rl.recipes import make_recipe
+
+
+class Fixed:
+    """An agent that counts how many observations it saw in each call."""
+
+    def __init__(self):
+        self.batches = []
+
+    def predict(self, observations, deterministic):
+        self.batches.append(len(observations))
+        return np.zeros(len(observations), dtype=int), None
+
+
+def lengths_by_seed(lengths):
+    """A factory of envs whose episode lasts `lengths[seed - 10]` steps and gives one point a step."""
+    import gymnasium as gym
+
+    class Timed(gym.Env):
+        observation_space = gym.spaces.Box(0, 1, (1,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            self.left = lengths[seed - 10]
+            return np.zeros(1, dtype=np.float32), {}
+
+        def step(self, action):
+            self.left -= 1
+            return np.zeros(1, dtype=np.float32), 1.0, self.left == 0, False, {}
+
+    return Timed
+
+
+def test_each_episode_counts_once_however_long():
+    agent = Fixed()
+    played = evaluate(agent, lengths_by_seed([3, 1, 2]), episodes=3, deterministic=True, seed=10)
+    assert played.returns.tolist() == [3, 1, 2]
+    assert played.lengths.tolist() == [3, 1, 2]
+    # The second is over after one step, the third after two: nobody is asked for them again.
+    assert agent.batches == [3, 2, 1]
+
+
+def test_evaluation_leaves_the_random_numbers_of_training_alone():
+    recipe = make_recipe({"environment": {"id": "CartPole-v1"}}, "test")
+    env = build_env(recipe)
+    agent = build_agent(recipe, env)
+    before = th.get_rng_state()
+    import gymnasium
+
+    first = evaluate(agent, lambda: gymnasium.make("CartPole-v1"), 3, deterministic=False, seed=1)
+    assert th.equal(th.get_rng_state(), before)
+    again = evaluate(agent, lambda: gymnasium.make("CartPole-v1"), 3, deterministic=False, seed=1)
+    assert first.returns.tolist() == again.returns.tolist(), "one seed, one result"
+    other = evaluate(agent, lambda: gymnasium.make("CartPole-v1"), 3, deterministic=False, seed=2)
+    assert first.returns.tolist() != other.returns.tolist()
+    env.close()
+
+
+def test_observations_pass_through_the_normaliser():
+    seen = []
+
+    def normalize(obs):
+        seen.append(obs.shape)
+        return obs
+
+    evaluate(Fixed(), lengths_by_seed([2, 2]), episodes=2, deterministic=True, seed=10, normalize=normalize)
+    assert seen == [(2, 1), (2, 1)]
+
+
+def test_ten_checkpoints_whole_and_with_their_steps(tmp_path):
+    recipe = make_recipe(
+        {
+            "environment": {"id": "CartPole-v1"},
+            "optimization": {"group_size": 4, "n_steps": 10, "n_epochs": 1, "value_head": True, "group_kind": "window"},
+        },
+        "test",
+    )
+    env, said = build_env(recipe), []
+    agent = build_agent(recipe, env)
+    agent.learn(400, callback=Checkpoints(tmp_path, 400, said.append))
+    env.close()
+    # A rollout is 10 steps of 4 envs = 40 steps, and every 40 of 400 steps are due: one a rollout.
+    assert len(said) == 10
+    assert said[0].split()[:2] == ["10%", "40"]
+    assert said[-1].split()[:2] == ["100%", "400"]
+    assert [path.name for path in tmp_path.iterdir()] == ["latest.zip"], "no draft is left"
+    assert type(agent).load(tmp_path / "latest.zip").num_timesteps == 400
+
+
+def test_a_folder_without_a_run_is_refused_with_its_neighbours(tmp_path):
+    (tmp_path / "hopper-1").mkdir()
+    (tmp_path / "hopper-1" / "recipe.yaml").write_text("environment: {id: CartPole-v1}")
+    with pytest.raises(ConfigError, match="runs there: hopper-1"):
+        open_run(tmp_path / "hopper-2")
+    with pytest.raises(ConfigError, match="holds no saved agent"):
+        open_run(tmp_path / "hopper-1")
+
+
+def test_progress_skips_rows_without_an_episode(tmp_path):
+    (tmp_path / "progress.csv").write_text(
+        "time/total_timesteps,rollout/ep_rew_mean\n10,\n20,nan\n30,1.5\n40,2.5\n", encoding="utf-8"
+    )
+    steps, returns = read_progress(tmp_path)
+    assert (steps.tolist(), returns.tolist()) == ([30, 40], [1.5, 2.5])
+    plot_runs({"a": (steps, returns), "empty": (steps[:0], returns[:0])}, tmp_path / "x.png", {"a": {"mode": 3.0}})
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_versions_name_what_the_numbers_depend_on():
+    assert {"python", "grpo_rl", "torch", "stable_baselines3", "mujoco", "cpu", "cores"} <= versions().keys()
