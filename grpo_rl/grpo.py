@@ -5,6 +5,7 @@ at the same age (`credit="outcome"` gives the paper's form); the advantage's sca
 (`advantage_scale="group"` gives the z-score); KL to a reference enters the loss as k2, whose gradient is the KL's.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -216,6 +217,7 @@ class GRPO(OnPolicyAlgorithm):
         self._auto_n_steps: int | None = None
         self._baseline_table: list[float] = []
         self._iterations = 0
+        self._forks = self._fork_depths = 0
         if _init_setup_model:
             self._setup_model()
 
@@ -380,7 +382,7 @@ class GRPO(OnPolicyAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
         parameters = list(self.policy.parameters())
-        before = [parameter.detach().clone() for parameter in parameters]
+        before = copy.deepcopy(self.policy.state_dict())
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
         for _ in range(self.n_epochs):
@@ -457,27 +459,29 @@ class GRPO(OnPolicyAlgorithm):
         assert self.reference_policy is not None
         return self.reference_policy.evaluate_actions(obs, actions)[1]
 
-    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: list[th.Tensor]) -> None:
-        """Once something is not finite: puts the parameters back to `before` and raises NonFiniteError."""
+    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: dict[str, Any]) -> None:
+        """Once something is not finite: puts the policy back to the state `before` and raises NonFiniteError."""
         numbers = [terms[name] for terms in metrics for name in ("loss", "grad_norm") if name in terms]
         numbers += [parameter.detach().sum() for parameter in self.policy.parameters()]
+        if hasattr(self.policy, "log_std"):
+            numbers.append(self.policy.log_std.detach().abs().exp().max())  # the standard deviation, or one over it
         if th.stack(numbers).isfinite().all():
             return
-        with th.no_grad():
-            for parameter, old in zip(self.policy.parameters(), before, strict=True):
-                parameter.copy_(old)
+        self.policy.load_state_dict(before)
         self.policy.optimizer.state.clear()  # its averages are not finite either
         raise NonFiniteError(
-            f"the loss, its gradient or a parameter is not finite at update {self._n_updates} ({self.num_timesteps} env"
-            " steps). The policy was put back to where it was before this update. A lower learning_rate,"
-            " normalize_reward=True or a lower max_grad_norm usually cures it."
+            f"the loss, its gradient, a parameter or the std is not finite at update {self._n_updates}"
+            f" ({self.num_timesteps} env steps). The policy was put back to where it was before this update. A lower"
+            " learning_rate, normalize_reward=True or a lower max_grad_norm usually cures it."
         )
 
     def _log_groups(self, rollout: GroupBuffer) -> None:
         sampler, mask, advantages = self._sampler, rollout.tensor(rollout.mask), rollout.advantages
         assert sampler is not None and advantages is not None
-        self.logger.record("group/forks", sampler.forks)
-        self.logger.record("group/fork_depth", float(np.mean(sampler.fork_depths)) if sampler.fork_depths else 0.0)
+        self._forks += sampler.forks
+        self._fork_depths += sum(sampler.fork_depths)
+        self.logger.record("group/forks", self._forks)
+        self.logger.record("group/fork_depth", self._fork_depths / max(self._forks, 1))
         self.logger.record("group/groups", len(np.unique(rollout.group[rollout.mask])))
         self.logger.record("group/dropped_steps", sampler.counted - int(rollout.mask.sum()))
         self.logger.record("train/advantage_mean", adv.masked_mean(advantages, mask).item())

@@ -46,8 +46,9 @@ def test_the_guide_names_every_option_and_its_default():
     for names, defaults in rows:
         names = re.findall(r"`(\w+)`", names)
         if set(names) <= set(parameters):
-            parts = [part.partition(";")[0].partition(":")[0].strip() for part in defaults.split(",")]
-            shown |= dict(zip(names, parts if len(parts) == len(names) else parts * len(names), strict=True))
+            texts = [text.strip() for text in defaults.split(",")] if len(names) > 1 else [defaults]
+            texts = texts if len(texts) == len(names) else texts * len(names)  # one default for all of the row
+            shown |= {name: re.split("[:;]", text)[0].strip() for name, text in zip(names, texts, strict=True)}
     ours = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     assert set(ours) <= set(shown), "an option that the guide does not explain"
     for name, text in shown.items():

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from grpo_rl import GRPO, make_group_env, probe_fork
 from grpo_rl import advantages as adv
+from grpo_rl.errors import NonFiniteError
 from grpo_rl.groups.snapshot import fork_support, transfer
 
 
@@ -55,7 +56,7 @@ def test_03_a_time_limit_does_not_lower_the_credit_of_late_steps(kind: str) -> N
 
 
 def test_03_with_a_value_head_the_cut_is_bootstrapped() -> None:
-    """γ = 1, λ = 1, V ≡ c: A_t = (rewards to the cut) + c − c; without the bootstrap the c beyond it would be missing."""
+    """γ = 1, λ = 1, V ≡ 5: A_t = (rewards to the cut) + 5 − 5; without the bootstrap the first 5 would be missing."""
     model = grpo(
         make_vec_env(lambda: Constant(8, terminates=False, truncates=True), 1),
         value_head=True,
@@ -217,10 +218,22 @@ def test_15_the_env_never_sees_an_action_out_of_bounds() -> None:
 
 # 16: numbers that run away -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("settings", [{}, {"value_head": True}, {"use_sde": True}], ids=str)
-def test_16_a_large_learning_rate_for_fifty_updates_ends_finite_or_with_a_clear_error(settings: dict[str, Any]) -> None:
+def test_16_a_large_learning_rate_for_fifty_updates_stays_finite(settings: dict[str, Any]) -> None:
     model = grpo("Pendulum-v1", learning_rate=0.5, group_kind="window", n_epochs=5, **settings).learn(640)
     assert model._n_updates == 50
     assert parameters(model).isfinite().all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_head": True}, {"use_sde": True}, {"ent_coef": -1.0}], ids=str)
+@pytest.mark.parametrize("learning_rate", [50.0, 1e3, 1e6])
+def test_16_a_std_that_vanishes_or_explodes_is_a_clear_error(settings: dict[str, Any], learning_rate: float) -> None:
+    """Not "normal expects std >= 0" from inside torch; and the policy is one that can still be used."""
+    model = grpo("Pendulum-v1", learning_rate=learning_rate, group_kind="window", n_epochs=5, **settings)
+    with pytest.raises(NonFiniteError, match="put back"):
+        model.learn(640)
+    assert parameters(model).isfinite().all()
+    action, _ = model.predict(np.zeros(3, np.float32))
+    assert model.action_space.contains(action)
 
 
 # 17, 18, 19: interfaces ----------------------------------------------------------------------------------------------
@@ -295,7 +308,7 @@ def test_20_21_24_forks_are_bit_equal(env_id: str, before: int, after: int) -> N
 
 
 def test_22_nothing_leaks_from_a_fork_into_the_next_episode() -> None:
-    """FetchPush itself does not run on this MuJoCo; what leaked there (ctrl, warm start, mocap) is in mjData here too."""
+    """FetchPush does not run on this MuJoCo; what leaked there (ctrl, warm start, mocap) is in mjData here too."""
     env, other = gym.make("Walker2d-v5"), gym.make("Walker2d-v5")
 
     def first_ten() -> bytes:

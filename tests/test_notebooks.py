@@ -20,7 +20,8 @@ def test_it_runs(path, tmp_path, monkeypatch):
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()  # raises with the cell and its error
-    assert not list(tmp_path.iterdir()), "a notebook writes into a temporary folder of its own"
+    left = {path.name for path in tmp_path.iterdir()} - {"MUJOCO_LOG.TXT"}  # MuJoCo's own log of warnings
+    assert not left, "a notebook writes into a temporary folder of its own"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
