@@ -1,7 +1,7 @@
 # make train   set up .venv, then train a hybrid GRPO agent on Hopper-v5 (RECIPE=cartpole ARGS="--seed 3" for another run)
 # make test    set up .venv, then run the tests
 # make check   what has to pass before a commit: lint, types, layers, tests
-# make tables  write agents/README.md's table again
+# make tables  write the tables of README.md, agents/README.md and docs/forking.md again
 # make bench   run what is missing of a study and write its report (STUDY=experiments/cartpole-acrobot.yaml for another)
 PYTHON ?= python3
 VENV ?= .venv
@@ -45,6 +45,8 @@ tables: $(READY)
 	sed -n '/^|/!p' agents/README.md > agents/README.draft
 	$(BIN)/grpo-rl list --markdown >> agents/README.draft
 	mv agents/README.draft agents/README.md
+	$(BIN)/python docs/make_forking_table.py
+	$(BIN)/python docs/make_results.py
 
 bench: $(READY)
 	$(BIN)/grpo-rl bench $(STUDY) $(ARGS)

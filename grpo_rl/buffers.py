@@ -114,14 +114,16 @@ class GroupBuffer:
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
         """All valid rows once, in a new random order, `batch_size` at a time (None: all at once).
 
-        Each row of a minibatch of m rows weighs 1/m. Shuffled by numpy's global generator, as SB3's buffer is.
+        A remainder is spread over the minibatches, where SB3 makes a last one of it: a few rows, scaled by their own
+        spread, would get a whole step. Each row of a minibatch of m rows weighs 1/m. Shuffled by numpy's global
+        generator, as SB3's buffer is.
         """
         assert self.advantages is not None, "advantages are set before minibatches are drawn"
         obs, columns = self._packed = self._packed or self._pack()
         total = int(self.mask.sum())
         batch_size = batch_size or total
         order = th.as_tensor(np.random.permutation(total), device=self.device)
-        for index in order.split(batch_size):
+        for index in order.tensor_split(max(total // batch_size, 1)):
             rows = {name: None if column is None else column[index] for name, column in columns.items()}
             batch_obs = {key: o[index] for key, o in obs.items()} if isinstance(obs, dict) else obs[index]
             weight = th.full((len(index),), 1.0 / len(index), device=self.device)

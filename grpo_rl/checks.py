@@ -85,9 +85,9 @@ def check_batch(model: GRPO) -> None:
         )
     if rows % model.batch_size:
         warnings.warn(
-            f"You have specified a mini-batch size of {model.batch_size}, but because a rollout has `n_steps * n_envs ="
-            f" {rows}` steps, there will be a truncated mini-batch of size {rows % model.batch_size}. We recommend a"
-            f" `batch_size` that is a factor of it. (n_steps={model.n_steps} and n_envs={model.n_envs})",
+            f"You have specified a mini-batch size of {model.batch_size}, but a rollout has `n_steps * n_envs = {rows}`"
+            f" steps: the rows of a truncated mini-batch of size {rows % model.batch_size} join the others. We"
+            f" recommend a `batch_size` that is a factor. (n_steps={model.n_steps} and n_envs={model.n_envs})",
             stacklevel=2,
         )
     if rows < 32 * model.group_size and model.group_size > 1:

@@ -322,7 +322,6 @@ class GRPO(OnPolicyAlgorithm):
             self.reward_scale.update(rollout.tensor(rollout.discounted[rollout.mask]))
             rewards = self.reward_scale(rewards)
         ends = rollout.tensor(rollout.ends)
-        ends[-1] = True
         tails = self._tails(rollout, rewards)
         if rollout.values is None:
             returns = adv.reward_to_go(rewards, ends, tails, self.gamma)

@@ -83,11 +83,11 @@ def test_frozen_and_dropped_rows_neither_count_nor_carry_a_tail() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 5, 12, 100, None])
 def test_minibatches_hold_every_row_once_and_weigh_to_one(batch_size: int | None) -> None:
-    """12 rows: minibatches of 5, 5 and 2; every tensor of a row names the same place."""
+    """12 rows by 5: the 2 that are left over join the others, 6 and 6; every tensor of a row names the same place."""
     buffer = advantages_by_place(filled())
     batches = list(buffer.get(batch_size))
-    size = min(batch_size or 12, 12)
-    assert [len(batch.weight) for batch in batches] == [size] * (12 // size) + ([12 % size] if 12 % size else [])
+    sizes = {1: [1] * 12, 5: [6, 6], 12: [12], 100: [12], None: [12]}
+    assert [len(batch.weight) for batch in batches] == sizes[batch_size]
     seen = []
     for batch in batches:
         assert batch.weight.tolist() == pytest.approx([1 / len(batch.weight)] * len(batch.weight))

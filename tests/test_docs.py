@@ -62,3 +62,10 @@ def test_the_guide_names_every_option_and_its_default():
 def test_the_table_of_forks_is_current():
     script = ROOT / "docs" / "make_forking_table.py"
     assert load_object(f"{script}:written")() == load_object(f"{script}:table")(), f"run python {script.name}"
+
+
+def test_the_results_of_the_readme_are_current():
+    script = ROOT / "docs" / "make_results.py"
+    shown = load_object(f"{script}:MARKERS").search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown is not None
+    assert shown[0] == load_object(f"{script}:section")(), "run make tables"

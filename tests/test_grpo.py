@@ -211,6 +211,27 @@ def test_hybrid_without_forks_is_ppo_too() -> None:
     th.testing.assert_close(parameters(ours), parameters(hybrid), atol=1e-6, rtol=0)
 
 
+def test_target_kl_stops_beyond_one_and_a_half_times() -> None:
+    """target_kl = 0.01: 0.0149 goes on, 0.0151 stops before its step; epochs that follow are left out."""
+    model = grpo(target_kl=0.01, n_epochs=3, batch_size=16, group_kind="window")
+    measured = iter([0.0149, 0.0149, 0.0151])
+    loss, step = model.loss, model.policy.optimizer.step
+    steps: list[int] = []
+
+    def scripted(batch: Any, clip_range: float) -> Any:
+        value, terms = loss(batch, clip_range)
+        return value, terms | {"approx_kl": th.tensor(next(measured))}
+
+    def counted() -> None:
+        steps.append(1)
+        step()
+
+    model.loss, model.policy.optimizer.step = scripted, counted
+    model.learn(64)
+    assert len(steps) == 2
+    assert model._n_updates == 1
+
+
 # --- the first minibatch ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("env", "settings"),
@@ -797,18 +818,19 @@ def test_normalising_twice_is_refused() -> None:
 
 # --- what is not finite -----------------------------------------------------------------------------------------------
 def test_a_loss_that_is_not_finite_leaves_the_policy_as_it_was() -> None:
-    """NaN from the second update on: the parameters are those after the first, and training can go on."""
-    bad = {"on": False}
-    model = grpo(auxiliary_losses={"nan": (lambda policy, batch: batch.advantages * (np.nan if bad["on"] else 0), 1.0)})
+    """NaN in the second update: the parameters are those after the first, and training can go on, Adam too."""
+    factor = {"of": 0.0}
+    model = grpo(auxiliary_losses={"nan": (lambda policy, batch: policy.action_net.bias.sum() * factor["of"], 1.0)})
     model.learn(64)
     before = parameters(model)
-    bad["on"] = True
+    factor["of"] = np.nan
     with pytest.raises(NonFiniteError, match=r"not finite at update .*put back"):
         model.learn(64)
     assert th.equal(parameters(model), before)
-    bad["on"] = False
+    factor["of"] = 0.0
     model.learn(64)
     assert parameters(model).isfinite().all()
+    assert not th.equal(parameters(model), before)
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])

@@ -67,6 +67,22 @@ def scores(rows: Sequence[Row], task: str, agent: str, kind: str, last: int) -> 
 
 def _task(study: Study, rows: Sequence[Row], task: str) -> list[str]:
     """The section of one task."""
+    return [f"## {task}", "", *markdown_table(_scores_table(study, rows, task)), "", *_target(study, rows, task)]
+
+
+def results(study: Study, rows: Sequence[Row]) -> list[str]:
+    """A study in short, for a README: Markdown lines with one table over all tasks, and what became of its targets."""
+    tables = {task: _scores_table(study, rows, task) for task in study.tasks}
+    head = next(iter(tables.values()))[0]
+    body = [[task, *row] for task, table in tables.items() for row in table[1:]]
+    targets = [
+        line.replace("- ", f"- {task}, ", 1) for task in study.tasks for line in _target(study, rows, task) if line
+    ]
+    return [study.description, "", *markdown_table([["task", *head], *body]), "", *targets]
+
+
+def _scores_table(study: Study, rows: Sequence[Row], task: str) -> list[list[str]]:
+    """One row an agent, under a head: seeds, steps, scores, and how they compare with the baseline's."""
     last, baseline = study.evaluation.last, study.baseline
     compared = baseline is not None and bool(_runs(rows, task, baseline))
     head = ["agent", "seeds", "steps", *(f"{kind}: IQM" for kind in KINDS)]
@@ -86,7 +102,7 @@ def _task(study: Study, rows: Sequence[Row], task: str) -> list[str]:
             cells += [str(bootstrap(ratio_of_iqms, ours[kind], theirs[kind])) for kind in KINDS]
             cells += [f"{probability_of_improvement(ours['sampled'], theirs['sampled']):.2f}"]
         table.append([*cells, f"{np.mean([run[-1].cpu_s for run in runs]):.0f}"])
-    return [f"## {task}", "", *markdown_table(table), "", *_target(study, rows, task)]
+    return table
 
 
 def _target(study: Study, rows: Sequence[Row], task: str) -> list[str]:

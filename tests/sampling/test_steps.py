@@ -317,6 +317,21 @@ def test_members_that_die_together_form_a_new_group() -> None:
     assert column(buffer, 0) == {"obs": ["0.0", "0.1", "1.0", "1.1"], "group": [0, 0, 1, 1], "age": [0, 1, 0, 1]}
 
 
+def test_members_that_die_together_start_together() -> None:
+    """Where each reset draws a start of its own, they continue from one of them."""
+
+    class Drawn(Counter):
+        def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+            _, info = super().reset(**kwargs)
+            self.episode = float(self.np_random.normal())  # type: ignore[assignment]
+            return self.observe(), info
+
+    run = Run(DummyVecEnv([Drawn] * 2), 2, "window", fork_prob=1.0)
+    starts = run.roll(3, "100", "100").observations[:, :, 0]  # type: ignore[call-overload]
+    assert starts[0, 0] == starts[0, 1]
+    assert starts[1, 0] == starts[1, 1] != starts[0, 0]
+
+
 def test_with_a_value_head_a_dead_member_starts_its_own_episode() -> None:
     run = Run(counters(2), 2, "window", fork_prob=1.0, value_head=True)
     buffer = run.roll(3, "100", "000")
@@ -357,30 +372,47 @@ def test_discounted_returns_of_episodes_follow_forks() -> None:
     assert buffer.discounted.tolist() == [[0, 0], [1, 1], [2.5, 2.5]]
     buffer = run.roll(1, "0", "0")
     assert buffer.discounted.tolist() == [[4.25, 4.25]]  # 0.5 · 2.5 + 3
+    buffer = Run(counters(1), 1, "window").roll(3, "010")
+    assert buffer.discounted.tolist() == [[0], [1], [100]]  # a new episode begins at 0
+
+
+class Episodes(Counter):
+    """Writes the episode's length into its last info, as Monitor does."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {"episode": {"l": self.t}} if terminated else info
+
+
+class Ends(BaseCallback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[dict[str, Any]] = []
+
+    def _on_step(self) -> bool:
+        self.ends.extend(info["episode"] for info in self.locals["infos"] if "episode" in info)
+        return True
 
 
 def test_episodes_that_share_steps_are_marked() -> None:
-    """Column 0 respawns from its sibling at age 1 and ends at 3: that end is forked; a fresh episode's end is not."""
-
-    class Episodes(Counter):
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            obs, reward, terminated, truncated, info = super().step(action)
-            return obs, reward, terminated, truncated, {"episode": {"l": self.t}} if terminated else info
-
-    ends: list[dict[str, Any]] = []
-
-    class Watch(BaseCallback):
-        def _on_step(self) -> bool:
-            ends.extend(info["episode"] for info in self.locals["infos"] if "episode" in info)
-            return True
-
+    """Column 0 respawns from its sibling at age 1 and ends at 3: that end is forked. Its first one was not."""
+    watch = Ends()
     run = Run(DummyVecEnv([Episodes] * 2), 2, "window", fork_prob=1.0)
-    run.roll(4, "1010", "0000", callback=Watch())
-    assert ends == [{"l": 1}, {"l": 3, "forked": True}]
+    run.roll(4, "1010", "0000", callback=watch)
+    assert watch.ends == [{"l": 1}, {"l": 3, "forked": True}]
+
+
+def test_the_mark_ends_with_the_episode() -> None:
+    """Window 1 starts with a fork at age 2: both episodes share those steps. The next episodes share nothing."""
+    watch = Ends()
+    run = Run(DummyVecEnv([Episodes] * 2), 2, "window", fork_prob=1.0, value_head=True)
+    run.roll(2, "00", "00")
+    run.roll(2, "11", "11", callback=watch)
+    assert watch.ends == [{"l": 3, "forked": True}] * 2 + [{"l": 1}] * 2
 
 
 def test_a_stop_leaves_the_books_in_order() -> None:
-    """Stopped in the step that ends column 0: the sampler knows that it is in a fresh episode, and column 1 at age 2."""
+    """Stopped in the step that ends column 0: the sampler knows that it is in a fresh episode, column 1 at age 2."""
 
     class Stop(BaseCallback):
         def _on_step(self) -> bool:
