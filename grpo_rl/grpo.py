@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import (
@@ -36,6 +36,7 @@ from grpo_rl.groups.assign import choose_grouping
 from grpo_rl.groups.vec_env import make_group_env
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
+from grpo_rl.progress import ProgressBar
 from grpo_rl.sampling.steps import StepSampler
 from grpo_rl.types import Batch
 
@@ -524,6 +525,14 @@ class GRPO(OnPolicyAlgorithm):
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,
         )
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        given = super()._init_callback(callback)
+        if not progress_bar:
+            return given
+        both = CallbackList([given, ProgressBar()])
+        both.init_callback(self)
+        return both
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # Whole episodes may overshoot the total by more than a step: schedules must not run past their end.

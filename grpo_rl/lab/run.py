@@ -21,7 +21,7 @@ import numpy as np
 import torch as th
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import safe_mean
 
@@ -30,6 +30,7 @@ from grpo_rl.errors import ConfigError, GRPOError
 from grpo_rl.lab.build import build_agent, build_env, load_agent, make_env
 from grpo_rl.lab.film import film
 from grpo_rl.lab.plots import plot_runs, read_progress
+from grpo_rl.progress import ProgressBar
 from grpo_rl.recipes import Recipe, load_recipe
 
 CHECKPOINTS = 10
@@ -234,8 +235,8 @@ def _learn(agent: BaseAlgorithm, recipe: Recipe, run: Path, say: Say) -> None:
 
 @contextmanager
 def _progress_bar(callbacks: list[BaseCallback]) -> Iterator[None]:
-    """SB3's bar, closed after an exception too: it hides the cursor."""
-    bar = ProgressBarCallback()
+    """A bar that is closed after an exception too: it hides the cursor."""
+    bar = ProgressBar()
     callbacks.append(bar)
     try:
         yield
