@@ -52,13 +52,15 @@ def check_arguments(model: GRPO) -> None:
         ("baseline_discount", 0, 1),
         ("fork_prob", 0, 1),
         ("reset_prob", 0, 1),
+        ("group_weight", 0, 1),
         ("kl_coef", 0, np.inf),
+        ("batch_size", 1, np.inf),
         ("n_epochs", 1, np.inf),
         ("baseline_every", 1, np.inf),
         ("reference_every", 1, np.inf),
     ):
         value = getattr(model, name)
-        if value is not None and not low <= value <= high:
+        if value is not None and not callable(value) and not low <= value <= high:
             raise ConfigError(f"{name}={value} is outside [{low}, {high}]")
     if (model.fork_prob or 0) + (model.reset_prob or 0) > 1:
         raise ConfigError(f"fork_prob={model.fork_prob} and reset_prob={model.reset_prob} sum to more than 1")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -47,8 +48,8 @@ AuxiliaryLoss = Callable[[Any, Batch], th.Tensor]
 
 ROLLOUT_STEPS = 2048
 """Transitions per rollout, over all envs, when n_steps is None."""
-CRITIC_FREE_FORKS, HYBRID_FORKS = (0.75, 0.25), (0.1, 0.0)
-"""Default chances (fork_prob, reset_prob) at the start of a window."""
+EPISODE_FORKS, CRITIC_FREE_FORKS, HYBRID_FORKS = (0.5, 0.0), (0.75, 0.25), (0.1, 0.0)
+"""Default chances (fork_prob, reset_prob) for groups of episodes, critic-free windows and windows of the hybrid."""
 HYBRID_GROUP_WEIGHT = 0.25
 """Default share of the group advantage beside GAE, at steps with a sibling."""
 
@@ -86,9 +87,9 @@ class GRPO(OnPolicyAlgorithm):
             "auto": windows with a value head or a time limit above 500 steps, else episodes.
         grouping: "fork" (exact snapshots), "seed" (resets with one seed), "batch" (no common start), or "auto": the
             best that the env allows, announced once with the reason.
-        fork_prob: chance that, at the start of a window, a group copies one member to all. None: 0.75 critic-free,
-            0.1 with a value head.
-        reset_prob: chance that it goes back to a fresh episode start instead. None: 0.25 critic-free, else 0.
+        fork_prob: chance that a group starts from the middle of an episode: from a moment of the last group's, or, in
+            windows, from one of its members as it is. None: 0.5 for episodes, 0.75 for windows, 0.1 with a value head.
+        reset_prob: chance that a window starts from a fresh episode start instead. None: 0.25 critic-free, else 0.
         baseline: "leave_one_out" (RLOO), "mean" (GRPO), "weighted" (by length, OPO), or "moving_average": an
             exponential average of past returns by age, refreshed every `baseline_every` updates.
         baseline_discount: factor on the baseline, 0.9–1. Below 1, groups of equal returns move the policy too.
@@ -168,6 +169,11 @@ class GRPO(OnPolicyAlgorithm):
             raise ConfigError(f'policy "{policy}" is unknown: {did_you_mean(policy, self.policy_aliases)}')
         if isinstance(env, str):
             env = _make_env(env, group_size, seed)
+        if isinstance(env, VectorEnv):
+            raise ConfigError(
+                f"{env} is a gymnasium VectorEnv, not an SB3 VecEnv: give its id, or make_group_env(id, n_groups,"
+                " group_size) for more than one group"
+            )
         super().__init__(
             _our_policy(policy),
             env,  # type: ignore[arg-type]
@@ -249,7 +255,8 @@ class GRPO(OnPolicyAlgorithm):
         check_normalizers(self)
         self.groups = choose_grouping(self.env, self.group_size, self.group_kind, self.grouping, self.value_head)
         self._announce_groups()
-        fork_prob, reset_prob = HYBRID_FORKS if self.value_head else CRITIC_FREE_FORKS
+        windows = HYBRID_FORKS if self.value_head else CRITIC_FREE_FORKS
+        fork_prob, reset_prob = windows if self.groups.kind == "window" else EPISODE_FORKS
         self._sampler = StepSampler(
             self,
             self.env,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import defaultdict
 from typing import Any
 
@@ -23,6 +24,8 @@ from grpo_rl import GRPO, LinearSchedule, MlpPolicy, make_group_env
 from grpo_rl import advantages as adv
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.errors import ConfigError, ForkError, NonFiniteError
+
+pytestmark = pytest.mark.filterwarnings("ignore:A rollout of", "ignore:builtin type", "ignore:groups. ")
 
 
 def parameters(model: Any) -> th.Tensor:
@@ -796,6 +799,8 @@ def test_a_grouping_that_cannot_be_had_is_an_error() -> None:
         ({"gamma": 1.1}, "gamma"),
         ({"gae_lambda": -0.1}, "gae_lambda"),
         ({"kl_coef": -1}, "kl_coef"),
+        ({"group_weight": 1.5, "value_head": True}, "group_weight"),
+        ({"batch_size": 0}, "batch_size"),
         ({"n_epochs": 0}, "n_epochs"),
         ({"baseline_every": 0}, "baseline_every"),
         ({"clip_range_vf": 0.0, "value_head": True}, "clip_range_vf"),
@@ -808,6 +813,31 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str | None
         return
     with pytest.raises(ConfigError, match=message):
         grpo(**settings)
+
+
+def test_a_small_rollout_for_its_groups_warns() -> None:
+    """A baseline wants about 32 steps a member: 32 · 4 = 128 steps."""
+    with pytest.warns(UserWarning, match=r"64 steps is small for group_size=4: .*about 128 steps"):
+        grpo(group_size=4, n_steps=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grpo(group_size=4, n_steps=32)
+
+
+def test_a_critic_free_fall_back_warns_also_when_silent() -> None:
+    with pytest.warns(UserWarning, match=r"groups: episode, by seed \(no exact forks"):
+        grpo(Unknown(), n_steps=64, group_kind="episode")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grpo(Unknown(), n_steps=64, group_kind="episode", grouping="seed")  # as asked
+        grpo(Unknown(), n_steps=64, value_head=True)  # needs no groups
+
+
+def test_a_gymnasium_vector_env_is_refused_with_the_way_to_do_it() -> None:
+    env = gym.make_vec("CartPole-v1", 2)
+    with pytest.raises(ConfigError, match="make_group_env"):
+        grpo(env)
+    env.close()
 
 
 def test_normalising_twice_is_refused() -> None:

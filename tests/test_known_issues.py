@@ -23,6 +23,8 @@ from grpo_rl import advantages as adv
 from grpo_rl.errors import NonFiniteError
 from grpo_rl.groups.snapshot import fork_support, transfer
 
+pytestmark = pytest.mark.filterwarnings("ignore:A rollout of", "ignore:builtin type", "ignore:groups. ")
+
 
 def parameters(model: Any) -> th.Tensor:
     return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
@@ -77,7 +79,9 @@ def test_03_with_a_value_head_the_cut_is_bootstrapped() -> None:
 def test_04_terminated_at_the_limit_is_terminated() -> None:
     """Both flags at once: nothing lies beyond, the returns of an episode of 3 are 3, 2, 1."""
     env = make_vec_env(lambda: Constant(3, terminates=True, truncates=True), 1)
-    model = grpo(env, n_steps=64, gamma=1.0, group_kind="episode", baseline="mean", baseline_discount=0.0).learn(64)
+    model = grpo(
+        env, n_steps=64, gamma=1.0, fork_prob=0.0, group_kind="episode", baseline="mean", baseline_discount=0.0
+    ).learn(64)
     buffer = model.rollout_buffer
     assert not buffer.alive.any()
     assert buffer.tail_obs == []

@@ -91,7 +91,7 @@ def test_parse_schedule() -> None:
     assert parse_schedule(ALL[1]) is ALL[1]
 
 
-@pytest.mark.parametrize("wrong", [None, True, "linear", "lin_", [1, 2], object()], ids=repr)
+@pytest.mark.parametrize("wrong", [None, True, "linear", "lin_", [1, 2], {1}])
 def test_parse_schedule_says_what_it_accepts(wrong: object) -> None:
     with pytest.raises(ConfigError, match="lin_3e-4"):
         parse_schedule(wrong)

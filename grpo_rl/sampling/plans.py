@@ -56,6 +56,8 @@ class _Lane:
         self.group = self.started = self.unfinished = 0
         self.member: dict[int, int] = {}  # which member runs in each column
         self.first_step: dict[int, int] = {}  # the buffer's length when it began
+        self.branch: ColumnRoot | None = None  # a moment of the last group, any of its `moments` alike
+        self.moments = 0
 
 
 def _lanes(n_envs: int, group_size: int, split: bool = True) -> list[_Lane]:
@@ -68,14 +70,18 @@ def _lanes(n_envs: int, group_size: int, split: bool = True) -> list[_Lane]:
 class EpisodeGroups:
     """A group is `group_size` episodes from one root; a rollout is whole groups and at least n_steps · N steps.
 
+    A root is a fresh start or, with probability `fork_prob`, a moment in the middle of the last group's episodes, drawn
+    evenly. There members differ by what they do next alone; from a start they soon differ by where they are, too.
+
     With a freezable env, N/G lanes of G columns each run a group at a time, and a member that has ended waits. Else
     all columns form one lane, and a column whose member has ended starts the next member from the root; members beyond
-    the group's size count where they end in time and are dropped where they do not. The root of the next group is the
-    start to which the last member's env was reset.
+    the group's size count where they end in time and are dropped where they do not. The next fresh start is the one to
+    which the last member's env was reset.
     """
 
-    def __init__(self, sampler: StepSampler, group_size: int) -> None:
+    def __init__(self, sampler: StepSampler, group_size: int, fork_prob: float) -> None:
         self.sampler = sampler
+        self.fork_prob = fork_prob
         self.can_freeze = sampler.forker is not None and sampler.forker.can_freeze
         self.lanes = _lanes(sampler.env.num_envs, group_size, split=self.can_freeze)
 
@@ -83,29 +89,46 @@ class EpisodeGroups:
         self.target = n_steps * self.sampler.env.num_envs
         for lane in self.lanes:
             if self.sampler.fresh:
-                lane.source = int(lane.columns[0])
+                lane.source, lane.branch = int(lane.columns[0]), None
             self._open(lane)
         self.sampler.fresh = False
 
     def _open(self, lane: _Lane) -> None:
         sampler = self.sampler
-        sampler.new_group(lane.source)
-        sources = np.arange(sampler.env.num_envs)
-        sources[lane.columns] = lane.source
-        sampler.fork(sources)
+        if lane.branch is not None and np.random.random() < self.fork_prob:
+            lane.root = lane.branch
+            for column in lane.columns:
+                sampler.restore(int(column), lane.root, group=0)
+            sampler.new_group(lane.columns)
+        else:
+            sampler.new_group(lane.source)
+            sources = np.arange(sampler.env.num_envs)
+            sources[lane.columns] = lane.source
+            sampler.fork(sources)
+            needs_root = not self.can_freeze or lane.members > len(lane.columns)
+            lane.root = sampler.capture(lane.source) if needs_root else None
+        lane.branch, lane.moments = None, 0
         sampler.frozen[lane.columns] = False
-        needs_root = not self.can_freeze or lane.members > len(lane.columns)
-        lane.root = sampler.capture(lane.source) if needs_root else None
-        lane.group = int(sampler.group[lane.source])
+        lane.group = int(sampler.group[lane.columns[0]])
         lane.member = {int(column): member for member, column in enumerate(lane.columns)}
         lane.first_step = dict.fromkeys(lane.member, len(sampler.buffer))
         lane.started, lane.unfinished, lane.open = len(lane.columns), lane.members, True
 
     def after_step(self, ended: np.ndarray) -> None:
         for lane in self.lanes:
+            self._remember_moment(lane, ended)
             for column in lane.columns[ended[lane.columns]] if lane.open else ():
                 if self._end_member(lane, int(column), ended):
                     break  # the group is complete: what else ended now belonged to it, not to the next one
+
+    def _remember_moment(self, lane: _Lane, ended: np.ndarray) -> None:
+        """Keeps one moment of the group, any of them with the same chance (reservoir sampling)."""
+        alive = lane.columns[~(ended | self.sampler.frozen)[lane.columns]]
+        if self.fork_prob == 0 or not lane.open or not len(alive):
+            return
+        lane.moments += 1
+        if np.random.random() * lane.moments < 1:
+            lane.branch = self.sampler.capture(int(np.random.choice(alive)))
 
     def _end_member(self, lane: _Lane, column: int, ended: np.ndarray) -> bool:
         """What `column` does after its member's end; returns whether that completed the group."""

@@ -82,7 +82,7 @@ class StepSampler:
         elif grouping.means == "seed":
             self.plan = SeededGroups(self, group_size)
         elif grouping.kind == "episode":
-            self.plan = EpisodeGroups(self, group_size)
+            self.plan = EpisodeGroups(self, group_size, fork_prob)
         else:
             self.plan = WindowGroups(self, group_size, fork_prob, reset_prob, respawn=not model.value_head)
         self._next_group = 0

@@ -124,6 +124,42 @@ def tails(buffer: GroupBuffer) -> dict[tuple[int, int], list[float]]:
 
 
 # --- groups of episodes, from exact roots -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("make", "forks"),
+    # without a freeze the member that ends first makes room for a third one, which is dropped when the group closes
+    [(lambda: make_group_env(Counter, 1, 2, monitor=False), 2), (lambda: counters(2), 3)],
+    ids=["group env", "dummy"],
+)
+def test_a_group_may_start_from_a_moment_in_the_middle_of_the_last_one(make: Any, forks: int) -> None:
+    """Each group is two members that end together, after 4 steps or after what is left of 4: any of its moments may be
+    the next root, t in 1 … 3 of episode 0, at age 0 of a new group; a group that ends in its first step leaves none."""
+    run = Run(make(), 2, "episode", fork_prob=1.0)
+    buffer = run.roll(4, "0001", "0001")
+    assert column(buffer, 0) == {"obs": ["0.0", "0.1", "0.2", "0.3"], "group": [0] * 4, "age": [0, 1, 2, 3]}
+    buffer = run.roll(1, "1", "1")
+    assert column(buffer, 0) == column(buffer, 1)
+    assert column(buffer, 0)["obs"][0] in ("0.1", "0.2", "0.3")
+    assert (column(buffer, 0)["group"], column(buffer, 0)["age"]) == ([1], [0])
+    assert buffer.rewards[0, 0] == int(column(buffer, 0)["obs"][0][-1])  # Counter pays 100·episode + t
+    assert set(run.sampler.fork_depths) <= {1, 2, 3}
+    assert len(run.sampler.fork_depths) == forks
+    buffer = run.roll(1, "1", "1")  # nothing to start from but a fresh start
+    assert column(buffer, 0)["obs"] == column(buffer, 1)["obs"] == ["1.0"]
+
+
+def test_any_moment_of_a_group_may_be_the_next_root() -> None:
+    """4 moments would each be drawn with chance 1/4: over 400 groups of 5 steps, each 100 ± 4.5σ (σ ≈ 8.7)."""
+    np.random.seed(0)
+    run = Run(make_group_env(Counter, 1, 2, monitor=False), 2, "episode", fork_prob=1.0)
+    seen = []
+    for _ in range(400):
+        run.roll(5, "00001", "00001")
+        seen.append(int(column(run.roll(1, "1", "1"), 0)["obs"][0].split(".")[1]))
+        run.plan.lanes[0].branch = None  # the next group starts afresh
+    assert set(seen) == {1, 2, 3, 4}
+    assert all(61 < seen.count(t) < 139 for t in (1, 2, 3, 4))
+
+
 def test_a_member_that_has_ended_waits_where_the_env_can_freeze() -> None:
     run = Run(make_group_env(Counter, 1, 2, monitor=False), 2, "episode")
     buffer = run.roll(2, "001", "1..")  # 4 steps, as many as asked
