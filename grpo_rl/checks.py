@@ -50,6 +50,7 @@ def check_arguments(model: GRPO) -> None:
         ("gamma", 0, 1),
         ("gae_lambda", 0, 1),
         ("baseline_discount", 0, 1),
+        ("age_discount", 0, 1),
         ("fork_prob", 0, 1),
         ("reset_prob", 0, 1),
         ("group_weight", 0, 1),

@@ -94,6 +94,9 @@ class GRPO(OnPolicyAlgorithm):
             exponential average of past returns by age, refreshed every `baseline_every` updates.
         baseline_discount: factor on the baseline, 0.9–1. Below 1, groups of equal returns move the policy too.
             Unbiased with leave_one_out, but noisier.
+        age_discount: a step's group advantage weighs age_discount^age, with age the steps since the root. Siblings are
+            alike near their root, and differ by where they are later. 1: no discount. γ: the exact gradient of the
+            root's discounted return (Sutton & Barto 2018, section 13.3), for roots that lie all over the episodes.
         credit: "reward_to_go" for each step, or "outcome": a segment's whole return for all of its steps.
         advantage_scale: "batch" (z-score of each minibatch, as SB3), "group" (z-score within the group), or "none".
         compression: None, "tanh" or "layer_norm" of the group advantage.
@@ -155,6 +158,7 @@ class GRPO(OnPolicyAlgorithm):
         baseline: str = "leave_one_out",
         baseline_discount: float = 1.0,
         baseline_every: int = 1,
+        age_discount: float = 1.0,
         credit: str = "reward_to_go",
         advantage_scale: str | None = None,
         compression: str | None = None,
@@ -212,6 +216,7 @@ class GRPO(OnPolicyAlgorithm):
         self.baseline = baseline
         self.baseline_discount = baseline_discount
         self.baseline_every = baseline_every
+        self.age_discount = age_discount
         self.credit = credit
         self.advantage_scale = advantage_scale
         self.compression = compression
@@ -239,6 +244,8 @@ class GRPO(OnPolicyAlgorithm):
         self.policy = self._new_policy()
         self._maybe_recommend_cpu(MlpPolicy.__name__)
         self.reference_policy = self._new_policy().requires_grad_(False) if self.kl_coef else None
+        if self.reference_policy is not None and self.normalize_obs:  # both see the same observations
+            self.reference_policy.share_normalizer(self.policy)  # type: ignore[operator]
         self._renew_reference()
         self.reward_scale = ReturnScale().to(self.device)
         self._setup_sampling()
@@ -333,14 +340,15 @@ class GRPO(OnPolicyAlgorithm):
         tails = self._tails(rollout, rewards)
         if rollout.values is None:
             returns = adv.reward_to_go(rewards, ends, tails, self.gamma)
-            return self.group_advantages(rollout, returns, ends)
+            return self.group_advantages(rollout, returns, ends) * self._age_weight(rollout)
         values = rollout.old_values = rollout.tensor(rollout.values)
         advantages, rollout.returns = adv.gae(rewards, values, ends, tails, self.gamma, self.gae_lambda)
         weight = self._group_weight()
         if weight == 0:
             return advantages
         siblings = adv.has_sibling(*(rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask)))
-        return adv.mix(self.group_advantages(rollout, rollout.returns, ends), advantages, weight * siblings)
+        weights = weight * siblings * self._age_weight(rollout)
+        return adv.mix(self.group_advantages(rollout, rollout.returns, ends), advantages, weights)
 
     def group_advantages(self, rollout: GroupBuffer, returns: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """Group-relative advantages (T, N) of returns (T, N), before the minibatch's scale."""
@@ -458,6 +466,10 @@ class GRPO(OnPolicyAlgorithm):
         if self.group_weight is None:
             return HYBRID_GROUP_WEIGHT if self.groups.means == "fork" else 0.0
         return float(FloatSchedule(self.group_weight)(self._current_progress_remaining))
+
+    def _age_weight(self, rollout: GroupBuffer) -> th.Tensor:
+        """What the group's advantage weighs at each step's age (T, N)."""
+        return self.age_discount ** rollout.tensor(rollout.age).float()
 
     @th.no_grad()
     def _reference_log_prob(self, rollout: GroupBuffer) -> th.Tensor:

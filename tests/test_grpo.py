@@ -374,7 +374,7 @@ def test_the_reference_is_renewed_every_so_many_updates(every: int | None, expec
     model = grpo(group_kind="window", kl_coef=0.01, reference_every=every, normalize_obs=True)
 
     def weights(policy: Any) -> th.Tensor:
-        return th.cat([value.double().flatten() for value in policy.state_dict().values()])
+        return th.cat([value.detach().flatten() for value in policy.parameters()])
 
     history, of_reference = [weights(model.policy)], []
     for _ in range(4):
@@ -964,3 +964,32 @@ def test_load_and_go_on_is_the_run_that_never_stopped(tmp_path: Any) -> None:
     assert th.equal(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
     assert results[0][1] == 192
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_reference_sees_observations_as_the_policy_does(share: bool) -> None:
+    """With a learning rate of 0 nothing moves but the observation statistics: the KL to the reference stays 0."""
+    model = GRPO(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_rate=0.0,
+        n_steps=32,
+        n_epochs=1,
+        seed=0,
+        kl_coef=0.1,
+        normalize_obs=True,
+        value_head=True,
+        policy_kwargs={"share_features_extractor": share},
+    )
+    model.learn(3 * 32 * 8)
+    assert model.logger.name_to_value["train/reference_kl"] == pytest.approx(0, abs=1e-7)
+
+
+def test_the_age_discount_weighs_each_step_by_the_steps_since_its_root() -> None:
+    """γ = 1, rewards 1 for two members, one of whom ends after 2 of 3 steps: R = 3, 2, 1 and 2, 1; the tail is 0."""
+    model = grpo(Unknown(), gamma=1.0, grouping="batch", group_kind="window", group_size=2)
+    rollout = rollout_of([[1.0, 1.0], [1.0, 1.0], [1.0, None]])
+    plain = model.estimate_advantages(rollout)
+    assert plain[:2].tolist() == [[1.0, -1.0], [1.0, -1.0]]
+    model.age_discount = 0.5
+    assert model.estimate_advantages(rollout)[:2].tolist() == [[1.0, -1.0], [0.5, -0.5]]

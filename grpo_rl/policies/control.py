@@ -93,6 +93,14 @@ class ControlPolicy(ActorCriticPolicy):
         if isinstance(self.features_extractor, NormalizedExtractor):
             self.features_extractor.update(observations)
 
+    def share_normalizer(self, other: "ControlPolicy") -> None:
+        """From now on the observation statistics are those of `other`, and move with them."""
+        for mine, theirs in zip(self._extractors(), other._extractors(), strict=True):
+            mine.norms = theirs.norms
+
+    def _extractors(self) -> list[NormalizedExtractor]:
+        return [module for module in self.modules() if isinstance(module, NormalizedExtractor)]
+
     def _build_mlp_extractor(self) -> None:
         net_arch = self.net_arch
         if not self.has_value:
