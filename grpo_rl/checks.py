@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo_rl import advantages as adv
-from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.errors import BatchError, ConfigError, did_you_mean
 from grpo_rl.policies.control import ControlPolicy
 
 if TYPE_CHECKING:
@@ -22,7 +22,14 @@ def check_arguments(model: GRPO) -> None:
     """Refuses what cannot work, before anything is built."""
     if model.rollout_buffer_class is not None or model.rollout_buffer_kwargs:
         raise ConfigError("rollout_buffer_class is not offered: groups need grpo_rl.buffers.GroupBuffer; leave it None")
-    if model.group_size < 1 or (model.group_size == 1 and not model.value_head):
+    for name in ("group_size", "batch_size", "n_epochs", "baseline_every"):
+        if isinstance(getattr(model, name), bool) or not isinstance(getattr(model, name), int | np.integer):
+            raise ConfigError(f"{name}={getattr(model, name)!r}: expected a whole number")
+    if model.n_steps is not None and model.n_steps < 1:
+        raise BatchError(f"n_steps={model.n_steps}: `n_steps * n_envs` must be greater than 1")
+    if model.group_size < 1:
+        raise ConfigError(f"group_size={model.group_size}: expected 2 or more (8 is usual), or 1 with value_head=True")
+    if model.group_size == 1 and not model.value_head:
         raise ConfigError(
             f"group_size={model.group_size}: a group of one has nobody to be compared with."
             " Use 2 or more (8 is usual), or value_head=True for plain PPO."
@@ -55,6 +62,7 @@ def check_arguments(model: GRPO) -> None:
         ("reset_prob", 0, 1),
         ("group_weight", 0, 1),
         ("kl_coef", 0, np.inf),
+        ("target_kl", 0, np.inf),
         ("batch_size", 1, np.inf),
         ("n_epochs", 1, np.inf),
         ("baseline_every", 1, np.inf),
@@ -65,6 +73,11 @@ def check_arguments(model: GRPO) -> None:
             raise ConfigError(f"{name}={value} is outside [{low}, {high}]")
     if (model.fork_prob or 0) + (model.reset_prob or 0) > 1:
         raise ConfigError(f"fork_prob={model.fork_prob} and reset_prob={model.reset_prob} sum to more than 1")
+    if isinstance(model.clip_range, int | float) and model.clip_range <= 0:
+        raise ConfigError(f"clip_range={model.clip_range}: expected a positive number, or a callable of the progress")
+    for name, value in (model.auxiliary_losses or {}).items():
+        if not (isinstance(value, tuple | list) and len(value) == 2 and callable(value[0])):
+            raise ConfigError(f"auxiliary_losses[{name!r}]: expected (function(policy, batch), weight), got {value!r}")
     if isinstance(model.clip_range_vf, int | float) and model.clip_range_vf <= 0:
         raise ConfigError("`clip_range_vf` must be positive, pass `None` to deactivate vf clipping")
 
@@ -82,10 +95,13 @@ def check_batch(model: GRPO) -> None:
     """SB3 PPO's checks of rollout and minibatch size, with its warnings."""
     rows = model.n_steps * model.n_envs
     if model.scale == "batch":
-        assert model.batch_size > 1, "`batch_size` must be greater than 1, or its advantages have no spread to scale by"
-        assert rows > 1, (
-            f"`n_steps * n_envs` must be greater than 1. Currently n_steps={model.n_steps} and n_envs={model.n_envs}"
-        )
+        if model.batch_size <= 1:
+            raise BatchError("`batch_size` must be greater than 1, or its advantages have no spread to scale by")
+        if rows <= 1:
+            raise BatchError(
+                "`n_steps * n_envs` must be greater than 1."
+                f" Currently n_steps={model.n_steps} and n_envs={model.n_envs}"
+            )
     if rows % model.batch_size:
         warnings.warn(
             f"You have specified a mini-batch size of {model.batch_size}, but a rollout has `n_steps * n_envs = {rows}`"

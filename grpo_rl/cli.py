@@ -191,9 +191,17 @@ def _play(options: argparse.Namespace) -> int:
         return 0
     open_run(run)  # a mistake is reported here, not in the process that records
     gif = Path(options.gif) if options.gif else run / "episode.gif"
+    _check_file(gif)
     reason = film(run, gif)
     print(f"no GIF: {reason}" if reason else f"one episode: {gif}")
     return 1 if reason else 0
+
+
+def _check_file(path: Path) -> None:
+    """A mistake in where to write is said before the work is done."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"cannot write {path}: {what}; give a file in a folder that exists")
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -202,6 +210,7 @@ def _plot(options: argparse.Namespace) -> None:
     for run in options.runs:
         if not (Path(run) / "progress.csv").is_file():
             raise ConfigError(f"{run} is no run: expected a folder with a progress.csv, such as runs/hopper-0-…")
+    _check_file(Path(options.out))
     plot_runs({Path(run).name: read_progress(Path(run)) for run in options.runs}, Path(options.out))
     print(options.out)
 

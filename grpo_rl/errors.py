@@ -15,6 +15,10 @@ class ConfigError(GRPOError, ValueError):
     """An argument, or a combination of arguments, that cannot work."""
 
 
+class BatchError(ConfigError, AssertionError):
+    """A rollout or a minibatch of one row: SB3 users know it as an AssertionError."""
+
+
 class ForkError(GRPOError, RuntimeError):
     """An env that cannot be forked exactly.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -187,6 +188,8 @@ def test_doctor(capsys):
         ("train hopper environment.id=Hoper-v5", 'Gymnasium knows no "Hoper-v5": nearest: Hopper-v5'),
         ("train hopper optimization.group_kind=epoch", "group_kind='epoch' is unknown: valid: auto, episode, window"),
         ("train hopper optimization.group_size=1 optimization.value_head=false", "value_head"),
+        ("train cartpole optimization.batch_size=1", "`batch_size` must be greater than 1"),
+        ("train cartpole optimization.n_steps=-5", "n_steps=-5"),
         ("train --config none.yaml", "no file none.yaml"),
         ("evaluate runs/none", "runs/none is no run: expected a folder with a recipe.yaml"),
         ("evaluate runs/none --episodes few", "invalid int value: 'few'"),
@@ -220,6 +223,20 @@ def test_help_has_examples(command, capsys):
         main([*command.split(), "--help"])
     assert stop.value.code == 0
     assert f"grpo-rl {command}" in capsys.readouterr().out.split("examples:")[1]
+
+
+def test_a_damaged_agent_and_a_wrong_target_are_one_line(run, tmp_path, capsys):
+    hurt = shutil.copytree(run, tmp_path / "hurt")
+    (hurt / "model.zip").write_text("junk")
+    for line, message in (
+        (["evaluate", hurt], "model.zip cannot be loaded, it may be damaged"),
+        (["play", run, "--gif", tmp_path / "none" / "x.gif"], "there is no folder"),
+        (["plot", run, "--out", tmp_path], "is a folder"),
+    ):
+        assert main([*map(str, line)]) == 2
+        said = capsys.readouterr().err.strip()
+        assert message in said
+        assert len(said.splitlines()) == 1
 
 
 def test_help_is_quick():

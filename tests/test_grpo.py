@@ -993,3 +993,27 @@ def test_the_age_discount_weighs_each_step_by_the_steps_since_its_root() -> None
     assert plain[:2].tolist() == [[1.0, -1.0], [1.0, -1.0]]
     model.age_discount = 0.5
     assert model.estimate_advantages(rollout)[:2].tolist() == [[1.0, -1.0], [0.5, -0.5]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 2.5}, "group_size=2.5: expected a whole number"),
+        ({"group_size": 0}, "group_size=0: expected 2 or more"),
+        ({"clip_range": -0.1}, "clip_range=-0.1: expected a positive number"),
+        ({"target_kl": -1.0}, "target_kl=-1.0 is outside"),
+        ({"n_steps": -5}, "n_steps=-5"),
+        ({"auxiliary_losses": {"a": 3}}, r"auxiliary_losses\['a'\]: expected \(function"),
+    ],
+)
+def test_bad_numbers_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GRPO("MlpPolicy", Unknown(), **settings)
+
+
+def test_groups_by_seed_are_groups_of_episodes() -> None:
+    """What the message about an env that cannot be forked advises works as it is written."""
+    with pytest.warns(UserWarning, match="grouping='seed'"):
+        GRPO("MlpPolicy", Unknown())
+    model = GRPO("MlpPolicy", Unknown(), grouping="seed")
+    assert (model.groups.kind, model.groups.means) == ("episode", "seed")

@@ -69,6 +69,8 @@ def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_h
         raise ConfigError(f"group_kind={kind!r} is unknown: {did_you_mean(kind, ['auto', *get_args(Kind)])}")
     if means not in ("auto", *get_args(Means)):
         raise ConfigError(f"grouping={means!r} is unknown: {did_you_mean(means, ['auto', *get_args(Means)])}")
+    if kind == "auto" and means == "seed":
+        kind = "episode"
     if kind == "auto":
         limit = time_limit(env)
         kind = "window" if value_head or limit is None or limit > LONG_EPISODE else "episode"
@@ -79,7 +81,9 @@ def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_h
     reason = "as asked"
     if means in ("auto", "fork"):
         try:
-            return Grouping(kind, "fork", "members start from exactly the same state", Forker(env))  # type: ignore[arg-type]
+            forker = Forker(env)
+            same = "members start from exactly the same state" + forker.proviso
+            return Grouping(kind, "fork", same, forker)  # type: ignore[arg-type]
         except ForkError as error:
             if means == "fork":
                 raise

@@ -23,7 +23,16 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from grpo_rl.errors import ForkError
-from grpo_rl.groups.snapshot import Snapshot, capture, fresh_rng, kinds, require_alike, require_exact, restore
+from grpo_rl.groups.snapshot import (
+    Snapshot,
+    capture,
+    fresh_rng,
+    kinds,
+    require_alike,
+    require_exact,
+    restore,
+    trusts_own_snapshots,
+)
 from grpo_rl.groups.vec_env import GroupVecEnv
 
 
@@ -82,6 +91,8 @@ class Forker:
                 " (make_group_env(..., n_groups, group_size) builds an env that does)"
             )
         self._base: DummyVecEnv = venv
+        own = self.group_env is None and any(trusts_own_snapshots(env) for env in venv.envs)
+        self.proviso = ", if their get_snapshot and set_snapshot are exact: probe_fork tells" if own else ""
         self._seeds = np.random.SeedSequence(np.random.randint(2**31))
 
     @property

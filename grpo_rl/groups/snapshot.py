@@ -174,6 +174,11 @@ def require_exact(env: gym.Env) -> None:
         raise ForkError(f"this env cannot be forked exactly: {support.reason}", support.reason)
 
 
+def trusts_own_snapshots(env: gym.Env) -> bool:
+    """Whether a layer of `env` brings its own get_snapshot and set_snapshot, which only a probe shows to be exact."""
+    return any(_rule(type(layer)).how == CUSTOM for layer in _layers(env))
+
+
 def capture(env: gym.Env) -> Snapshot:
     """Takes a snapshot of `env`, which later steps of `env` do not change.
 

@@ -22,7 +22,18 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from grpo_rl.errors import ConfigError, ForkError
-from grpo_rl.groups.snapshot import Snapshot, capture, fresh_rng, kinds, require_alike, require_exact, restore, transfer
+from grpo_rl.groups.snapshot import (
+    Snapshot,
+    capture,
+    fresh_rng,
+    kinds,
+    probe_fork,
+    require_alike,
+    require_exact,
+    restore,
+    transfer,
+    trusts_own_snapshots,
+)
 
 
 class GroupVecEnv(DummyVecEnv):
@@ -242,7 +253,8 @@ def make_group_env(
 
     Raises:
         ConfigError: An unknown id, or a number that is out of range.
-        ForkError: The env cannot be forked exactly; the message says why and what to do.
+        ForkError: The env cannot be forked exactly; the message says why and what to do. Snapshots that an env brings
+            itself are probed on two more instances (`probe_fork`).
     """
     for name, value in (("n_groups", n_groups), ("group_size", group_size)):
         if value < 1:
@@ -262,6 +274,11 @@ def make_group_env(
         return lambda: build(column)
 
     group_env = GroupVecEnv([builder(column) for column in range(n_groups * group_size)], group_size)
+    if trusts_own_snapshots(group_env.envs[0]):
+        report = probe_fork(lambda: build(0))
+        if not report.exact:
+            group_env.close()
+            raise ForkError(f"get_snapshot and set_snapshot do not give an exact copy: {report.reason}", report.reason)
     group_env.seed(seed)
     return group_env
 

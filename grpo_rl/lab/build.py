@@ -66,7 +66,10 @@ def build_agent(recipe: Recipe, env: VecEnv) -> OnPolicyAlgorithm:
         for key, value in recipe.optimization.items()
     }
     settings |= _policy(recipe)
-    return algorithm(env=env, seed=recipe.training.seed, device=recipe.resources.device, **settings)
+    try:
+        return algorithm(env=env, seed=recipe.training.seed, device=recipe.resources.device, **settings)
+    except AssertionError as error:  # SB3's way to refuse an argument or a space
+        raise ConfigError(f"{recipe.source}: {error}") from error
 
 
 def load_agent(recipe: Recipe, path: Path) -> OnPolicyAlgorithm:
@@ -82,7 +85,10 @@ def load_agent(recipe: Recipe, path: Path) -> OnPolicyAlgorithm:
     code = {"policy_kwargs": policy["policy_kwargs"]}
     if not isinstance(policy["policy"], str):
         code["policy_class"] = policy["policy"]
-    return algorithm_class(recipe).load(path, device=recipe.resources.device, custom_objects=code)
+    try:
+        return algorithm_class(recipe).load(path, device=recipe.resources.device, custom_objects=code)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be loaded, it may be damaged: {' '.join(str(error).split())}") from error
 
 
 def set_threads(recipe: Recipe) -> None:
