@@ -634,9 +634,10 @@ class GroupWatch(BaseCallback):
     ids=["group", "groups", "dummy", "dummy 3", "normalized", "stacked", "single"],
 )
 def test_episode_groups_start_alike_and_are_whole(make: Any, exact: bool) -> None:
-    Steps.calls = 0
+    env = make()
+    Steps.calls = 0  # a group env has probed the snapshots on instances of its own
     watch = GroupWatch(4, exact)
-    model = grpo(make(), group_size=4, group_kind="episode").learn(400, watch)
+    model = grpo(env, group_size=4, group_kind="episode").learn(400, watch)
     assert watch.groups >= 8
     assert model.groups.means == "fork"
     assert Steps.calls == model.num_timesteps >= 400  # forks cost no step, and every step is counted
@@ -662,8 +663,9 @@ def test_windows_start_alike_and_forks_are_logged(make: Any, n_envs: int) -> Non
             forks.append(model.logger.name_to_value["group/forks"] - sum(forks))  # the log has their total
             assert model.logger.name_to_value["group/fork_depth"] >= 0
 
+    env = make(Steps, n_envs, seed=0)
     Steps.calls = 0
-    model = grpo(make(Steps, n_envs, seed=0), group_size=4, group_kind="window", fork_prob=1.0, reset_prob=0.0)
+    model = grpo(env, group_size=4, group_kind="window", fork_prob=1.0, reset_prob=0.0)
     model.learn(32 * n_envs * 4, Watch())
     assert all(starts)
     assert len(starts) == 4 * 4 // n_envs
