@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
+import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 
 from grpo_rl.errors import ConfigError, did_you_mean
@@ -85,8 +86,9 @@ class Study:
         return make_recipe(data | {"name": f"{run.task}-{run.agent}"}, source, self.path.parent)
 
     def settings(self, run: Run) -> str:
-        """Digest of what a run's numbers depend on, the seed apart."""
-        recipe = self.recipe(run._replace(seed=0)).to_yaml().replace(str(shipped()), "")
+        """Digest of what a run's numbers depend on, the seed and the order of keys apart."""
+        written = self.recipe(run._replace(seed=0)).to_yaml().replace(str(shipped()), "")
+        recipe = json.dumps(yaml.safe_load(written), sort_keys=True)
         protocol = (self.evaluation.every, self.evaluation.episodes)
         return hashlib.sha256(f"{recipe} {protocol}".encode()).hexdigest()[:8]
 
