@@ -175,10 +175,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file; expected YAML") from None
+    except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected sections ({', '.join(SECTIONS)}), found {type(data).__name__}")
+        found = "nothing: the file is empty" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: expected sections ({', '.join(SECTIONS)}), found {found}")
     return data
 
 

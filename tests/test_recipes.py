@@ -360,3 +360,13 @@ def test_recipes_that_fork_in_the_middle_of_episodes_do_so(name: str) -> None:
     agent = build_agent(recipe, build_env(recipe)).learn(40 * 16 * 8)
     assert agent._forks > 0
     assert agent._fork_depths > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "found nothing: the file is empty"), (b"\x89PNG\xf6", "not a text file"), (b"- 1", "found list")],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(tmp_path / "x.yaml")
