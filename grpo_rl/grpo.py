@@ -50,6 +50,10 @@ ROLLOUT_STEPS = 2048
 """Transitions per rollout, over all envs, when n_steps is None."""
 EPISODE_FORKS, CRITIC_FREE_FORKS, HYBRID_FORKS = (0.5, 0.0), (0.75, 0.25), (0.1, 0.0)
 """Default chances (fork_prob, reset_prob) for groups of episodes, critic-free windows and windows of the hybrid."""
+HINT = (
+    "long episodes learn slowly without a value head (Hopper-v5, 300k steps, sampled actions: 349 against 2109 with one"
+    " in study mujoco-hybrid); value_head=True adds it"
+)
 HYBRID_GROUP_WEIGHT = 0.25
 """Default share of the group advantage beside GAE, at steps with a sibling."""
 
@@ -278,7 +282,7 @@ class GRPO(OnPolicyAlgorithm):
         if self.verbose >= 1:
             print(self.groups)
             if self.groups.kind == "window" and not self.value_head:
-                print("long episodes without a value head learn slowly; value_head=True is the hybrid for them")
+                print(HINT)
         elif self.grouping == "auto" and self.groups.means != "fork" and not self.value_head:
             warnings.warn(str(self.groups), stacklevel=2)
 

@@ -6,6 +6,10 @@ import re
 import pytest
 
 from grpo_rl import GRPO
+from grpo_rl.grpo import HINT
+from grpo_rl.lab.report import scores
+from grpo_rl.lab.statistics import iqm
+from grpo_rl.lab.study import finished, load_study
 from grpo_rl.recipes import PACKAGE, load_object
 
 ROOT = PACKAGE.parent
@@ -69,3 +73,13 @@ def test_the_results_of_the_readme_are_current():
     shown = load_object(f"{script}:MARKERS").search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert shown is not None
     assert shown[0] == load_object(f"{script}:section")(), "run make tables"
+
+
+def test_the_hint_at_the_value_head_quotes_the_study():
+    study = load_study("mujoco-hybrid")
+    rows = finished(study, study.folder())
+    without, beside = (
+        iqm([scores(rows, "Hopper-v5", agent, "sampled", study.evaluation.last)])
+        for agent in ("grpo-critic-free", "grpo-hybrid")
+    )
+    assert f"{without:.0f} against {beside:.0f} with one" in HINT
