@@ -355,7 +355,7 @@ def test_schedules_are_known_for_sb3s_own_algorithms_too() -> None:
 
 @pytest.mark.parametrize("name", ["hopper", "halfcheetah", "cartpole", "acrobot", "pendulum", "vine"])
 def test_recipes_that_fork_in_the_middle_of_episodes_do_so(name: str) -> None:
-    """Short rollouts, so that a tenth of the windows, or half of the groups (4,000 steps at most), is more than none."""
+    """Short rollouts, so that a tenth of the windows, or half of the groups (4,000 steps at most), is not none."""
     recipe = load_recipe(name, ["optimization.n_epochs=1", "optimization.n_steps=16", "training.seed=0"])
     agent = build_agent(recipe, build_env(recipe)).learn(20_000)
     assert agent._forks > 0
