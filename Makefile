@@ -1,7 +1,8 @@
 # make train   set up .venv, then train a hybrid GRPO agent on Hopper-v5 (RECIPE=cartpole ARGS="--seed 3" for another run)
 # make test    set up .venv, then run the tests
+# make test-robots   set up .venv-robots with an older MuJoCo, then run the tests of the robots that need it
 # make check   what has to pass before a commit: lint, types, layers, tests
-# make tables  write the tables of README.md, agents/README.md and docs/forking.md again
+# make tables  write the tables of README.md, agents/README.md and docs/ again
 # make bench   run what is missing of a study and write its report (STUDY=experiments/cartpole-acrobot.yaml for another)
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: setup train test lint format check tables bench clean
+.PHONY: setup train test test-robots lint format check tables bench clean
 
 setup: $(READY)
 
@@ -28,6 +29,15 @@ train: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-robots: .venv-robots/ready
+	PYTHONPATH=. .venv-robots/bin/python -m pytest tests/forks/test_families.py -k "older or compile" $(ARGS)
+
+.venv-robots/ready: constraints-robots.txt
+	$(PYTHON) -m venv .venv-robots
+	.venv-robots/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-robots.txt \
+		dm-control gymnasium gymnasium-robotics imageio mujoco shimmy stable-baselines3 pytest pytest-timeout pytest-xdist
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -52,4 +62,4 @@ bench: $(READY)
 	$(BIN)/grpo-rl bench $(STUDY) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-robots build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -12,10 +12,12 @@ _PUBLIC = {
     "GRPO": "grpo_rl.grpo",
     "GroupVecEnv": "grpo_rl.groups.vec_env",
     "make_group_env": "grpo_rl.groups.vec_env",
-    "probe_fork": "grpo_rl.groups.snapshot",
+    "probe_fork": "grpo_rl.forks.probe",
     "MlpPolicy": "grpo_rl.policies.control",
     "CnnPolicy": "grpo_rl.policies.control",
     "MultiInputPolicy": "grpo_rl.policies.control",
+    "Curriculum": "grpo_rl.curriculum",
+    "HealthMonitor": "grpo_rl.monitor",
     "LinearSchedule": "grpo_rl.schedules",
     "ConstantSchedule": "grpo_rl.schedules",
     "PiecewiseSchedule": "grpo_rl.schedules",
@@ -23,10 +25,12 @@ _PUBLIC = {
 }
 
 if TYPE_CHECKING:
+    from grpo_rl.curriculum import Curriculum
     from grpo_rl.errors import GRPOError
-    from grpo_rl.groups.snapshot import probe_fork
+    from grpo_rl.forks.probe import probe_fork
     from grpo_rl.groups.vec_env import GroupVecEnv, make_group_env
     from grpo_rl.grpo import GRPO
+    from grpo_rl.monitor import HealthMonitor
     from grpo_rl.policies.control import CnnPolicy, MlpPolicy, MultiInputPolicy
     from grpo_rl.schedules import ConstantSchedule, LinearSchedule, PiecewiseSchedule
 
@@ -34,8 +38,10 @@ __all__ = [
     "GRPO",
     "CnnPolicy",
     "ConstantSchedule",
+    "Curriculum",
     "GRPOError",
     "GroupVecEnv",
+    "HealthMonitor",
     "LinearSchedule",
     "MlpPolicy",
     "MultiInputPolicy",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from grpo_rl import advantages as adv
-from grpo_rl.errors import BatchError, ConfigError, did_you_mean
+from grpo_rl.errors import BatchError, ConfigError, did_you_mean, warn
 from grpo_rl.policies.control import ControlPolicy
+from grpo_rl.trust_region import Steered
 
 if TYPE_CHECKING:
     from grpo_rl.grpo import GRPO
 
 BASELINES = (*adv.BASELINES, "moving_average")
 CREDITS = ("reward_to_go", "outcome")
+HYBRID_ONLY = {"vf_coef": 0.5, "gae_lambda": 0.95, "clip_range_vf": None, "group_weight": None}
+"""Arguments that only a value head reads, with their defaults."""
 
 
 def check_arguments(model: GRPO) -> None:
@@ -44,6 +46,7 @@ def check_arguments(model: GRPO) -> None:
         "credit": CREDITS,
         "advantage_scale": (None, *adv.SCALES),
         "compression": (None, *adv.COMPRESSIONS),
+        "trust_region": (None, *get_args(Steered)),
     }
     for name, valid in choices.items():
         if getattr(model, name) not in valid:
@@ -63,6 +66,8 @@ def check_arguments(model: GRPO) -> None:
         ("group_weight", 0, 1),
         ("kl_coef", 0, np.inf),
         ("target_kl", 0, np.inf),
+        ("cold_start", 0, np.inf),
+        ("cold_start_ramp", 1, np.inf),
         ("batch_size", 1, np.inf),
         ("n_epochs", 1, np.inf),
         ("baseline_every", 1, np.inf),
@@ -75,11 +80,23 @@ def check_arguments(model: GRPO) -> None:
         raise ConfigError(f"fork_prob={model.fork_prob} and reset_prob={model.reset_prob} sum to more than 1")
     if isinstance(model.clip_range, int | float) and model.clip_range <= 0:
         raise ConfigError(f"clip_range={model.clip_range}: expected a positive number, or a callable of the progress")
+    if model.cold_start and not (model.value_head and model.group_size > 1):
+        raise ConfigError(
+            f"cold_start={model.cold_start} begins as PPO, which has a value function, and ends with groups:"
+            " it needs value_head=True and group_size 2 or more"
+        )
+    if model.cold_start_ramp is not None and not model.cold_start:
+        raise ConfigError(f"cold_start_ramp={model.cold_start_ramp} follows a cold start: give cold_start=… too")
+    if model.trust_region and model.target_kl == 0:
+        raise ConfigError("target_kl=0: a trust region needs a KL above 0 to steer to; None means 0.01")
     for name, value in (model.auxiliary_losses or {}).items():
         if not (isinstance(value, tuple | list) and len(value) == 2 and callable(value[0])):
             raise ConfigError(f"auxiliary_losses[{name!r}]: expected (function(policy, batch), weight), got {value!r}")
     if isinstance(model.clip_range_vf, int | float) and model.clip_range_vf <= 0:
         raise ConfigError("`clip_range_vf` must be positive, pass `None` to deactivate vf clipping")
+    unread = [name for name, default in HYBRID_ONLY.items() if getattr(model, name) != default]
+    if unread and not model.value_head:
+        warn(f"without a value head nothing reads {', '.join(unread)}: add value_head=True, or leave it out")
 
 
 def check_normalizers(model: GRPO) -> None:
@@ -102,16 +119,20 @@ def check_batch(model: GRPO) -> None:
                 "`n_steps * n_envs` must be greater than 1."
                 f" Currently n_steps={model.n_steps} and n_envs={model.n_envs}"
             )
-    if rows % model.batch_size:
-        warnings.warn(
+    if model.batch_size > rows:
+        warn(
+            f"batch_size={model.batch_size} is more than the `n_steps * n_envs = {rows}` steps of a rollout: every"
+            " epoch is one mini-batch of all its rows. Lower batch_size, or raise n_steps."
+            f" (n_steps={model.n_steps} and n_envs={model.n_envs})"
+        )
+    elif rows % model.batch_size:
+        warn(
             f"You have specified a mini-batch size of {model.batch_size}, but a rollout has `n_steps * n_envs = {rows}`"
             f" steps: the rows of a truncated mini-batch of size {rows % model.batch_size} join the others. We"
-            f" recommend a `batch_size` that is a factor. (n_steps={model.n_steps} and n_envs={model.n_envs})",
-            stacklevel=2,
+            f" recommend a `batch_size` that is a factor. (n_steps={model.n_steps} and n_envs={model.n_envs})"
         )
     if rows < 32 * model.group_size and model.group_size > 1:
-        warnings.warn(
+        warn(
             f"A rollout of {rows} steps is small for group_size={model.group_size}: a group baseline wants about"
-            f" {32 * model.group_size} steps or more (group_size ≈ batch / 32). Raise n_steps or lower group_size.",
-            stacklevel=2,
+            f" {32 * model.group_size} steps or more (group_size ≈ batch / 32). Raise n_steps or lower group_size."
         )

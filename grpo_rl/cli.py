@@ -1,4 +1,4 @@
-"""`grpo-rl`: train, evaluate, play, plot, list, doctor, bench. What is heavy is imported by the command that needs it.
+"""`grpo-rl`: train, resume, evaluate, play, plot, list, doctor, bench. Each command imports what it needs when it runs.
 
 A user's mistake is one line on stderr and exit status 2; a run that stopped early has 1, or 130 after Ctrl-C.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_rl import __version__
-from grpo_rl.errors import ConfigError, GRPOError, did_you_mean
+from grpo_rl.errors import ConfigError, GRPOError, UntrustedError, did_you_mean
 
 _EXAMPLES = """\
 examples:
@@ -34,6 +34,14 @@ examples:
   grpo-rl train hopper optimization.learning_rate=1e-4 'optimization.clip_range={start: 0.3, end: 0.1}'
   grpo-rl train --config my.yaml environment.kwargs.gravity=-5
   grpo-rl train hopper --print-config > my.yaml            a recipe of your own to start from
+""",
+    ),
+    "resume": (
+        "go on with a run that was stopped, as if it had never stopped",
+        """\
+examples:
+  grpo-rl resume runs/hopper-0-20260131-120000             from its checkpoint, bit for bit where the env allows it
+  grpo-rl resume runs/hopper-0-20260131-120000 --steps 1e6   train on, up to so many steps in all
 """,
     ),
     "evaluate": (
@@ -57,8 +65,13 @@ examples:
         "examples:\n  grpo-rl list\n  grpo-rl list --markdown      the table of agents/README.md\n",
     ),
     "doctor": (
-        "report versions, rendering and GPUs; say how an environment would be forked",
-        "examples:\n  grpo-rl doctor\n  grpo-rl doctor Hopper-v5\n",
+        "say how a run was, or how an environment would be forked; report versions, rendering and GPUs",
+        """\
+examples:
+  grpo-rl doctor
+  grpo-rl doctor Hopper-v5
+  grpo-rl doctor runs/hopper-0-20260131-120000             exit status 0: healthy; 1: there were findings
+""",
     ),
     "bench": (
         "run what is missing of a study and write its report",
@@ -93,6 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known = [name for action in commands[options.command]._actions for name in action.option_strings]
             raise ConfigError(f'unknown option or argument "{rest[0]}": {did_you_mean(rest[0], known)}')
         return int(globals()[f"_{options.command}"](options) or 0)
+    except UntrustedError as error:
+        print(f"grpo-rl: {error} On this command line: --trust.", file=sys.stderr)
+        return 2
     except GRPOError as error:
         print(f"grpo-rl: {error}", file=sys.stderr)
         return 130 if isinstance(error.__cause__, KeyboardInterrupt) else 2 if isinstance(error, ConfigError) else 1
@@ -128,25 +144,41 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     train.add_argument("--config", metavar="FILE", help="a YAML recipe of your own instead of RECIPE")
     train.add_argument("--seed", help="short for training.seed=…")
     train.add_argument("--steps", help="short for training.steps=…")
+    train.add_argument("--wandb", metavar="PROJECT", help="short for training.wandb=…: log to Weights & Biases too")
     train.add_argument("--out", default="runs", metavar="DIR", help="where the run's folder is made (default: runs)")
-    train.add_argument("--print-config", action="store_true", help="print the whole recipe and stop")
+    train.add_argument("--print-config", action="store_true", help="print the whole recipe, with all options, and stop")
+    resume = commands["resume"]
+    resume.add_argument("run", metavar="RUN", help="a folder that train made")
+    resume.add_argument("--steps", type=_steps, help="in all, where it should be more than was planned")
     evaluate = commands["evaluate"]
     evaluate.add_argument("run", metavar="RUN", help="a folder that train made")
     evaluate.add_argument("--episodes", type=int, help="of each kind: mode and sampled actions (default: the recipe's)")
     play = commands["play"]
     play.add_argument("run", metavar="RUN", help="a folder that train made")
     play.add_argument("--gif", metavar="FILE", help="record an episode into FILE instead of opening a window")
+    for command in (evaluate, play):
+        command.add_argument("--trust", action="store_true", help="let the run's model file execute the code in it")
     plot = commands["plot"]
     plot.add_argument("runs", nargs="+", metavar="RUN", help="folders that train made")
     plot.add_argument("--out", default="curves.png", metavar="FILE", help="the PNG (default: curves.png)")
     commands["list"].add_argument("--markdown", action="store_true", help="as a Markdown table")
-    commands["doctor"].add_argument("env", nargs="?", metavar="ENV_ID", help="a Gymnasium id to probe")
+    commands["doctor"].add_argument(
+        "env", nargs="?", metavar="ENV_ID|RUN", help="a Gymnasium id to probe, or a run's folder"
+    )
     bench = commands["bench"]
     bench.add_argument("study", metavar="STUDY", help="a name in experiments/, or a YAML file")
     bench.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at the same time (default: one per core)")
     bench.add_argument("--out", metavar="DIR", help="of the results (default: results/<name> next to the study)")
     bench.add_argument("--report", action="store_true", help="start no run, only write the report")
     return parser, commands
+
+
+def _steps(text: str) -> int:
+    """A whole number of steps, 1e6 too; argparse reports what is none."""
+    number = float(text)
+    if number != int(number) or number < 1:
+        raise ValueError
+    return int(number)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -159,21 +191,30 @@ def _train(options: argparse.Namespace) -> None:
             f"expected one recipe, got {' and '.join(given) or 'none'}; recipes: {', '.join(names())}, or --config FILE"
         )
     overrides += [
-        f"training.{key}={value}" for key in ("seed", "steps") if (value := getattr(options, key)) is not None
+        f"training.{key}={value}" for key in ("seed", "steps", "wandb") if (value := getattr(options, key)) is not None
     ]
     recipe = load_recipe(Path(options.config) if options.config else given[0], overrides)
     if options.print_config:
-        print(recipe.to_yaml(), end="")
+        from grpo_rl.lab.template import template
+
+        print(template(recipe), end="")
         return
     from grpo_rl.lab.run import train_run
 
     train_run(recipe, Path(options.out))
 
 
-def _evaluate(options: argparse.Namespace) -> None:
-    from grpo_rl.lab.run import evaluate_run, open_run
+def _resume(options: argparse.Namespace) -> None:
+    from grpo_rl.lab.run import resume_run
 
-    recipe, agent = open_run(Path(options.run))
+    resume_run(Path(options.run), options.steps)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from grpo_rl.lab.build import open_run
+    from grpo_rl.lab.run import evaluate_run
+
+    recipe, agent = open_run(Path(options.run), options.trust, print)
     if options.episodes is not None:
         if options.episodes < 1:
             raise ConfigError(f"--episodes: expected 1 or more, got {options.episodes}")
@@ -182,17 +223,17 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _play(options: argparse.Namespace) -> int:
+    from grpo_rl.lab.build import open_run
     from grpo_rl.lab.film import film, has_display, show
-    from grpo_rl.lab.run import open_run
 
     run = Path(options.run)
     if options.gif is None and has_display():
-        show(run)
+        show(run, options.trust)
         return 0
-    open_run(run)  # a mistake is reported here, not in the process that records
+    open_run(run, options.trust, print)  # a mistake is reported here, not in the process that records
     gif = Path(options.gif) if options.gif else run / "episode.gif"
     _check_file(gif)
-    reason = film(run, gif)
+    reason = film(run, gif, options.trust)
     print(f"no GIF: {reason}" if reason else f"one episode: {gif}")
     return 1 if reason else 0
 
@@ -229,10 +270,14 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.env and Path(options.env).is_dir():
+        from grpo_rl.lab import health
+
+        return health.report(Path(options.env))
     import gymnasium
     import torch
 
-    from grpo_rl.groups.snapshot import probe_fork
+    from grpo_rl.forks.probe import probe_fork
     from grpo_rl.lab.film import offscreen_backends
     from grpo_rl.lab.run import versions
     from grpo_rl.recipes import check_env_id, shipped

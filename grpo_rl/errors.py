@@ -1,9 +1,12 @@
-"""The library's errors: one root, `GRPOError`, and for each error a parent from the standard library.
+"""The library's errors: one root, `GRPOError`, and for each error a parent from the standard library; and `warn`.
 
 A message says what was expected, what came and what to do. Every error survives pickling: env workers raise them too.
 """
 
 import difflib
+import pickle
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -32,6 +35,23 @@ class ForkError(GRPOError, RuntimeError):
         self.reason = message if reason is None else reason
 
 
+class WorkerError(GRPOError, RuntimeError):
+    """A worker process that died, or was asked after its end, or raised an error that could not be sent as it was."""
+
+
+class UntrustedError(GRPOError, pickle.UnpicklingError):
+    """A file that would execute code when it is loaded.
+
+    Args:
+        message: The whole message for a person.
+        executes: Entry of the file → what it would do, in words.
+    """
+
+    def __init__(self, message: str, executes: dict[str, list[str]] | None = None) -> None:
+        super().__init__(message)
+        self.executes = executes or {}
+
+
 class NonFiniteError(GRPOError, FloatingPointError):
     """NaN or infinity in an observation, a reward or a loss.
 
@@ -46,6 +66,17 @@ class NonFiniteError(GRPOError, FloatingPointError):
         super().__init__(f"{', '.join(known)}: {message}" if known else message)
         self.column = column
         self.step = step
+
+
+_LIBRARY = ("grpo_rl", "stable_baselines3", "contextlib")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """`warnings.warn` that shows the user's line: the innermost one that is neither in this library nor in SB3."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARY:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ at the same age (`credit="outcome"` gives the paper's form); the advantage's sca
 """
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -25,20 +24,24 @@ from stable_baselines3.common.policies import (
 )
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl import advantages as adv
 from grpo_rl import objective
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.checks import check_arguments, check_batch, check_normalizers
-from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, did_you_mean
+from grpo_rl.curriculum import CurriculumDriver
+from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, did_you_mean, warn
 from grpo_rl.groups.assign import choose_grouping
 from grpo_rl.groups.vec_env import make_group_env
+from grpo_rl.groups.vector import from_vector_env
+from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
 from grpo_rl.progress import ProgressBar
 from grpo_rl.sampling.steps import StepSampler
+from grpo_rl.trust_region import TARGET_KL, Steered, next_scale
 from grpo_rl.types import Batch
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
@@ -67,7 +70,8 @@ class GRPO(OnPolicyAlgorithm):
 
     Args:
         policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of `grpo_rl.MlpPolicy` and its siblings.
-        env: a Gymnasium id (one group of `group_size` envs is made), an env, or an SB3 VecEnv, used as it is.
+        env: a Gymnasium id (one group of `group_size` envs is made), an env, or an SB3 VecEnv, used as it is. A
+            gymnasium VectorEnv is built anew as one, or refused with the line to write (`from_vector_env`).
         learning_rate: a float, or a callable of the progress remaining (1 → 0).
         n_steps: steps per env and rollout. None: 2048 transitions in all. Groups of whole episodes take that or more.
         batch_size: rows per minibatch.
@@ -81,7 +85,8 @@ class GRPO(OnPolicyAlgorithm):
         max_grad_norm: gradients are clipped to this norm.
         use_sde, sde_sample_freq: generalised state-dependent exploration, as in SB3.
         rollout_buffer_class, rollout_buffer_kwargs: not offered; anything but None and {} is refused.
-        target_kl: stops the epochs of an update once the approximate KL exceeds 1.5 times this.
+        target_kl: stops the epochs of an update once the approximate KL exceeds 1.5 times this; with `trust_region` it
+            is what that steers to, and nothing stops.
         stats_window_size: episodes averaged in `rollout/`. tensorboard_log: folder of TensorBoard runs.
         policy_kwargs: for the policy's constructor (net_arch, activation_fn, log_std_init, …).
         verbose: 0 silent, 1 info, 2 debug. seed: of everything. device: "auto", "cpu", "cuda" or a torch device.
@@ -106,6 +111,12 @@ class GRPO(OnPolicyAlgorithm):
         compression: None, "tanh" or "layer_norm" of the group advantage.
         group_weight: share of the group advantage beside GAE in the hybrid, 0–1, at steps with a sibling alive at the
             same age; a float or a callable of the progress remaining. None: 0.25 with forks, else 0. Critic-free: 1.
+        cold_start: so many env steps train as PPO (needs `value_head`); then the share of group samples rises to 1.
+            Until then windows start as groups with that share of their chance, and of groups of episodes that share
+            counts as groups. Afterwards every step with a sibling has the group's advantage (`group_weight` 1).
+        cold_start_ramp: over how many env steps it rises. None: as many as `cold_start`.
+        trust_region: "learning_rate" or "clip_range": multiply it by 1.5 when an iteration's KL was below half of
+            `target_kl` (None: 0.01), divide it when above twice that. None: nothing moves.
         kl_coef: weight of the KL to a reference policy, a frozen copy of the first policy.
         reference_every: the reference becomes a copy of the policy every so many updates. None: never.
         normalize_obs: running normalisation of vector observations inside the policy.
@@ -167,6 +178,9 @@ class GRPO(OnPolicyAlgorithm):
         advantage_scale: str | None = None,
         compression: str | None = None,
         group_weight: float | Schedule | None = None,
+        cold_start: int = 0,
+        cold_start_ramp: int | None = None,
+        trust_region: Steered | None = None,
         kl_coef: float = 0.0,
         reference_every: int | None = None,
         normalize_obs: bool = False,
@@ -177,11 +191,6 @@ class GRPO(OnPolicyAlgorithm):
             raise ConfigError(f'policy "{policy}" is unknown: {did_you_mean(policy, self.policy_aliases)}')
         if isinstance(env, str):
             env = _make_env(env, group_size, seed)
-        if isinstance(env, VectorEnv):
-            raise ConfigError(
-                f"{env} is a gymnasium VectorEnv, not an SB3 VecEnv: give its id, or make_group_env(id, n_groups,"
-                " group_size) for more than one group"
-            )
         super().__init__(
             _our_policy(policy),
             env,  # type: ignore[arg-type]
@@ -225,6 +234,9 @@ class GRPO(OnPolicyAlgorithm):
         self.advantage_scale = advantage_scale
         self.compression = compression
         self.group_weight = group_weight
+        self.cold_start = cold_start
+        self.cold_start_ramp = cold_start_ramp
+        self.trust_region = trust_region
         self.kl_coef = kl_coef
         self.reference_every = reference_every
         self.normalize_obs = normalize_obs
@@ -233,6 +245,10 @@ class GRPO(OnPolicyAlgorithm):
         self._auto_n_steps: int | None = None
         self._baseline_table: list[float] = []
         self._iterations = 0
+        self.kl_scale = 1.0
+        self._shared_rows: th.Tensor | None = None  # (T, N) bool, hybrid: where the group's advantage had a part
+        self.curriculum: CurriculumDriver | None = None
+        self.curriculum_state: dict[str, Any] | None = None
         self._forks = self._fork_depths = 0
         if _init_setup_model:
             self._setup_model()
@@ -258,15 +274,18 @@ class GRPO(OnPolicyAlgorithm):
         """The buffer and the sampler, for the env that is there now."""
         self.rollout_buffer = GroupBuffer(self.observation_space, self.action_space, self.device)
         self._sampler: StepSampler | None = None
+        self.curriculum = None if self.env is None else CurriculumDriver.of(self.env)
         if self.env is None:
             return
+        if self.curriculum is not None and self.curriculum_state is not None:
+            self.curriculum.set_state(self.curriculum_state)
         if self.n_steps is None or self.n_steps == self._auto_n_steps:
             self.n_steps = self._auto_n_steps = max(ROLLOUT_STEPS // self.n_envs, 1)
         check_batch(self)
         check_normalizers(self)
         self.groups = choose_grouping(self.env, self.group_size, self.group_kind, self.grouping, self.value_head)
         self._announce_groups()
-        windows = HYBRID_FORKS if self.value_head else CRITIC_FREE_FORKS
+        windows = HYBRID_FORKS if self.value_head and not self.cold_start else CRITIC_FREE_FORKS
         fork_prob, reset_prob = windows if self.groups.kind == "window" else EPISODE_FORKS
         self._sampler = StepSampler(
             self,
@@ -284,7 +303,7 @@ class GRPO(OnPolicyAlgorithm):
             if self.groups.kind == "window" and not self.value_head:
                 print(HINT)
         elif self.grouping == "auto" and self.groups.means != "fork" and not self.value_head:
-            warnings.warn(str(self.groups), stacklevel=2)
+            warn(str(self.groups))
 
     def _new_policy(self) -> ActorCriticPolicy:
         ours = {"value_head": self.value_head, "normalize_obs": self.normalize_obs}
@@ -307,6 +326,12 @@ class GRPO(OnPolicyAlgorithm):
         """`advantage_scale`, or what SB3's name for it says."""
         return self.advantage_scale or ("batch" if self.normalize_advantage else "none")
 
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's; a gymnasium VectorEnv is converted."""
+        sb3_env = from_vector_env(env) if isinstance(env, VectorEnv) else env
+        return OnPolicyAlgorithm._wrap_env(sb3_env, verbose, monitor_wrapper)
+
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's; groups form anew on the new env."""
         super().set_env(env, force_reset)
@@ -320,12 +345,19 @@ class GRPO(OnPolicyAlgorithm):
         """Fills the buffer with one rollout of groups and their advantages. False if the callback stopped it."""
         assert self._sampler is not None and self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
+        self._sampler.group_share = self._group_share()
+        if self.curriculum is not None:
+            self.curriculum.before_rollout(self.num_timesteps)
         if not self._sampler.sample(callback, rollout_buffer, n_rollout_steps):
             return False
         rollout_buffer.advantages = self.estimate_advantages(rollout_buffer)
         if self.reference_policy is not None:
             rollout_buffer.ref_log_prob = self._reference_log_prob(rollout_buffer)
         self._log_groups(rollout_buffer)
+        if self.curriculum is not None:
+            self.curriculum_state = self.curriculum.state()
+            for name, value in self.curriculum.metrics().items():
+                self.logger.record(name, value)
         callback.on_rollout_end()
         return True
 
@@ -349,9 +381,11 @@ class GRPO(OnPolicyAlgorithm):
         advantages, rollout.returns = adv.gae(rewards, values, ends, tails, self.gamma, self.gae_lambda)
         weight = self._group_weight()
         if weight == 0:
+            self._shared_rows = None
             return advantages
         siblings = adv.has_sibling(*(rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask)))
-        weights = weight * siblings * self._age_weight(rollout)
+        weights = weight * siblings * self._age_weight(rollout) * self._group_samples(rollout)
+        self._shared_rows = weights > 0
         return adv.mix(self.group_advantages(rollout, rollout.returns, ends), advantages, weights)
 
     def group_advantages(self, rollout: GroupBuffer, returns: th.Tensor, ends: th.Tensor) -> th.Tensor:
@@ -399,9 +433,10 @@ class GRPO(OnPolicyAlgorithm):
         """Updates the policy on the buffer: `n_epochs` passes over minibatches of `loss`."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+        clip_range = self.clip_range(self._current_progress_remaining) * self._scale_of("clip_range")  # type: ignore[operator]
         parameters = list(self.policy.parameters())
         before = copy.deepcopy(self.policy.state_dict())
+        kl_limit = None if self.target_kl is None or self.trust_region else 1.5 * self.target_kl
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
         for _ in range(self.n_epochs):
@@ -412,7 +447,7 @@ class GRPO(OnPolicyAlgorithm):
                     self._check_update(metrics, before)
                     raise
                 metrics.append(terms)
-                if self.target_kl is not None and terms["approx_kl"] > 1.5 * self.target_kl:
+                if kl_limit is not None and terms["approx_kl"] > kl_limit:
                     stop = True
                     break
                 self.policy.optimizer.zero_grad()
@@ -424,6 +459,7 @@ class GRPO(OnPolicyAlgorithm):
             if stop:
                 break
         self._log_update(metrics, clip_range)
+        self._move_trust_region()
         self._iterations += 1
         if self.normalize_obs:
             self.policy.update_normalizer(self.rollout_buffer.rows()[0])  # type: ignore[operator]
@@ -468,8 +504,44 @@ class GRPO(OnPolicyAlgorithm):
         if self.group_size == 1:
             return 0.0
         if self.group_weight is None:
-            return HYBRID_GROUP_WEIGHT if self.groups.means == "fork" else 0.0
+            return 1.0 if self.cold_start else HYBRID_GROUP_WEIGHT if self.groups.means == "fork" else 0.0
         return float(FloatSchedule(self.group_weight)(self._current_progress_remaining))
+
+    def _group_share(self) -> float:
+        """The share of group samples now: 0 through the cold start, then rising to 1."""
+        if self.cold_start == 0:
+            return 1.0
+        return min(max(self.num_timesteps - self.cold_start, 0) / (self.cold_start_ramp or self.cold_start), 1.0)
+
+    def _group_samples(self, rollout: GroupBuffer) -> th.Tensor:
+        """Which steps (T, N) belong to a group sample. Windows that are none have no siblings to begin with."""
+        share = self._sampler.group_share if self._sampler and self.groups.kind == "episode" else 1.0
+        groups, index = np.unique(rollout.group, return_inverse=True)
+        chosen = np.random.random(len(groups)) < share if share < 1 else np.ones(len(groups), bool)
+        return rollout.tensor(chosen[index].reshape(rollout.group.shape))
+
+    def _scale_of(self, steered: Steered) -> float:
+        """What the trust region multiplies this by."""
+        return self.kl_scale if self.trust_region == steered else 1.0
+
+    @th.no_grad()
+    def _move_trust_region(self) -> None:
+        """Measures KL(π_old‖π) over the whole rollout and moves the scale of what is steered."""
+        if self.trust_region is None:
+            return
+        batch = next(self.rollout_buffer.get())
+        log_prob = self.policy.evaluate_actions(batch.observations, batch.actions)[1]
+        kl = objective.approx_kl(log_prob, batch.old_log_prob).item()
+        self.logger.record("train/kl", kl)
+        self.logger.record("train/trust_region_scale", self.kl_scale)
+        self.kl_scale = next_scale(self.kl_scale, kl, self.target_kl or TARGET_KL, self.trust_region)
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        # SB3's schedule, times the trust region's scale.
+        rate = self.lr_schedule(self._current_progress_remaining) * self._scale_of("learning_rate")
+        self.logger.record("train/learning_rate", rate)
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            update_learning_rate(optimizer, rate)
 
     def _age_weight(self, rollout: GroupBuffer) -> th.Tensor:
         """What the group's advantage weighs at each step's age (T, N)."""
@@ -506,6 +578,8 @@ class GRPO(OnPolicyAlgorithm):
         self.logger.record("group/forks", self._forks)
         self.logger.record("group/fork_depth", self._fork_depths / max(self._forks, 1))
         self.logger.record("group/groups", len(np.unique(rollout.group[rollout.mask])))
+        if self._shared_rows is not None:
+            self.logger.record("group/share", adv.masked_mean(self._shared_rows.float(), mask).item())
         self.logger.record("group/dropped_steps", sampler.counted - int(rollout.mask.sum()))
         self.logger.record("train/advantage_mean", adv.masked_mean(advantages, mask).item())
         self.logger.record("train/advantage_std", adv.masked_std(advantages, mask).item())
@@ -561,8 +635,42 @@ class GRPO(OnPolicyAlgorithm):
         # Whole episodes may overshoot the total by more than a step: schedules must not run past their end.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
+    @classmethod
+    def load(
+        cls: type[SelfGRPO],
+        path: ZipPath,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        trust: bool = False,
+        **kwargs: Any,
+    ) -> SelfGRPO:
+        """As SB3's, for files from anywhere; of SB3's PPO with `value_head=True`.
+
+        A `learning_rate` (or `clip_range`) that is given begins with the trust region's scale at 1.
+
+        Raises:
+            UntrustedError: The file would execute code, and `trust` is False.
+            ConfigError: It is no agent's file, it is damaged, or it does not go with `env` and `kwargs`.
+        """
+        with open_zip(path, custom_objects, trust) as (file, data):
+            kwargs = foreign_arguments(data, str(path), bool(kwargs.get("value_head"))) | kwargs
+            if kwargs.get("trust_region", data.get("trust_region")) in kwargs:  # what it scaled is given anew
+                kwargs.setdefault("kl_scale", 1.0)
+            return super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+
     def _excluded_save_params(self) -> list[str]:
-        ours = ["_sampler", "groups", "auxiliary_losses", "reference_policy", "reward_scale"]
+        ours = [
+            "_sampler",
+            "_shared_rows",
+            "groups",
+            "curriculum",
+            "auxiliary_losses",
+            "reference_policy",
+            "reward_scale",
+        ]
         return [*super()._excluded_save_params(), *ours]
 
     def set_parameters(

@@ -21,6 +21,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 import types
 import typing
 import zlib
@@ -29,9 +30,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.plain_yaml import dump_yaml, parse_yaml
 from grpo_rl.schedules import parse_schedule
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ class Training:
         steps: Environment steps in all; those of forked members count.
         seed: Of the agent and its environments.
         episodes: Of each evaluation after training: so many with the mode of the policy, so many with sampled actions.
+        wandb: A project of Weights & Biases that the run is logged to.
     """
 
     steps: int = 100_000
     seed: int = 0
     episodes: int = 20
+    wandb: str | None = None
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Environment:
         kwargs: Given to the environment's constructor.
         wrappers: From the inside out; each `module:Name`, or {class: module:Name, kwargs: {...}}.
         n_groups: Groups side by side, of `optimization.group_size` members each (of one, where the class has none).
+        curriculum: Arguments of `grpo_rl.curriculum.Curriculum`, for training; evaluations are at the full difficulty.
         normalize: Put SB3's VecNormalize around it: for SB3's own algorithms. GRPO normalises in its policy.
     """
 
@@ -74,6 +77,7 @@ class Environment:
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
     n_groups: int = 1
+    curriculum: dict[str, Any] | None = None
     normalize: bool = False
 
 
@@ -84,10 +88,12 @@ class Resources:
     Attributes:
         device: A torch device. "auto" takes a GPU if there is one, which pays for images and large networks.
         threads: Of torch on the CPU; None leaves torch's own choice. Small networks are fastest with one.
+        workers: Processes that hold the environments, whole groups each; None: they live in this one.
     """
 
     device: str = "cpu"
     threads: int | None = 1
+    workers: int | None = None
 
 
 @dataclass
@@ -108,17 +114,23 @@ class Recipe:
         """The whole recipe, defaults included; `load_recipe` reads it back. Code files are named by absolute path."""
         data = {key.rstrip("_"): value for key, value in asdict(self).items() if key != "source"}
         data["environment"] = {key.rstrip("_"): value for key, value in data["environment"].items()}
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+        if self.training.wandb is None:  # no setting that a study's numbers depend on
+            del data["training"]["wandb"]
+        if self.environment.curriculum is None:
+            del data["environment"]["curriculum"]
+        if self.resources.workers is None:
+            del data["resources"]["workers"]
+        return dump_yaml(data)
 
 
 SECTIONS = ("training", "environment", "model", "optimization", "resources")
 _TOP = ("name", "description", "class", *SECTIONS)
 # Arguments of an algorithm that other sections, or the run itself, provide.
-_NOT_OPTIMIZATION = {
+NOT_OPTIMIZATION = {
     *("self", "policy", "env", "policy_kwargs", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"),
     *("rollout_buffer_class", "rollout_buffer_kwargs"),
 }
-_NOT_MODEL = {"self", "observation_space", "action_space", "lr_schedule", "value_head", "normalize_obs", "use_sde"}
+NOT_MODEL = {"self", "observation_space", "action_space", "lr_schedule", "value_head", "normalize_obs", "use_sde"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -145,7 +157,7 @@ def find(name: str | Path, folder: str = "agents") -> Path:
     """
     path = Path(name)
     if isinstance(name, Path) or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if not path.is_file():
+        if not _is_file(path):
             raise ConfigError(
                 f"no file {path}: give the path of a YAML file, or one of the names {', '.join(names(folder))}"
             )
@@ -156,15 +168,6 @@ def find(name: str | Path, folder: str = "agents") -> Path:
     return shipped() / folder / f"{name}.yaml"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: 3e-4 is one, where PyYAML reads a string."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?|\.\d)\d*([eE][-+]?\d+)$"), list("-+0123456789.")
-)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
@@ -172,9 +175,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: No YAML, or no mapping.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file; expected YAML") from None
     except OSError as error:
@@ -227,9 +228,15 @@ def make_recipe(
         overrides: `section.key=value`, deeper for mappings (`environment.kwargs.gravity=-5`).
 
     Raises:
-        ConfigError: Anything unknown, of a wrong type or missing.
+        ConfigError: Anything unknown, of a wrong type or missing; one line, however long what it quotes.
     """
-    folder = folder or Path.cwd()
+    try:
+        return _make_recipe(data, source, folder or Path.cwd(), overrides)
+    except ConfigError as error:
+        raise ConfigError(textwrap.shorten(str(error), 1500, placeholder=" …")) from error.__cause__
+
+
+def _make_recipe(data: Mapping[str, Any], source: str, folder: Path, overrides: Sequence[str]) -> Recipe:
     data = dict(data)
     for key in data:
         if key not in _TOP:
@@ -242,6 +249,9 @@ def make_recipe(
         section = data.get(key)
         if section is not None and not isinstance(section, Mapping):
             raise ConfigError(f"{source}, {key}: expected a mapping of settings, got {section!r}")
+        for name in section or {}:
+            if not isinstance(name, str):
+                raise ConfigError(f"{source}, {key}: expected names of settings, got {name!r}")
         data[key] = _anchor(section or {}, folder)
     changes = dict(_parse_override(text) for text in overrides)
     for dotted, value in changes.items():
@@ -259,7 +269,7 @@ def make_recipe(
         checked = check(section, data[section], valid, where)
         sections[section] = kind(**{"class_" if key == "class" else key: value for key, value in checked.items()})
     recipe = Recipe(
-        name=str(data.get("name", "run")),
+        name=check_name(str(data.get("name", "run")), source),
         source=source,
         description=str(data.get("description", "")),
         class_=class_,
@@ -274,9 +284,9 @@ def make_recipe(
             f"{where('environment', 'normalize')}, environment.normalize: is for SB3's own algorithms; "
             "say optimization.normalize_obs and optimization.normalize_reward"
         )
-    recipe.optimization = check("optimization", recipe.optimization, parameters(algorithm, _NOT_OPTIMIZATION), where)
+    recipe.optimization = check("optimization", recipe.optimization, parameters(algorithm, NOT_OPTIMIZATION), where)
     policy = _policy_class(recipe, algorithm, where)
-    valid = {"policy": str, **parameters(policy, _NOT_MODEL)}
+    valid = {"policy": str, **parameters(policy, NOT_MODEL)}
     recipe.model = check("model", recipe.model, valid, where)
     return recipe
 
@@ -300,11 +310,14 @@ def algorithm_class(recipe: Recipe) -> type[OnPolicyAlgorithm]:
 def _policy_class(
     recipe: Recipe, algorithm: type[OnPolicyAlgorithm], where: Callable[[str, str], str]
 ) -> type[BasePolicy]:
-    policy = recipe.model["policy"]
-    if ":" in str(policy):
-        return load_object(policy)
+    policy = str(recipe.model["policy"])
+    if ":" in policy:
+        found = load_object(policy)
+        if not isinstance(found, type):
+            raise ConfigError(f"{where('model', 'policy')}, model.policy: {policy} is no class")
+        return found
     if policy not in algorithm.policy_aliases:
-        near = did_you_mean(str(policy), algorithm.policy_aliases)
+        near = did_you_mean(policy, algorithm.policy_aliases)
         raise ConfigError(f'{where("model", "policy")}, model: unknown policy "{policy}": {near}')
     return algorithm.policy_aliases[policy]
 
@@ -319,8 +332,30 @@ def _check_environment(recipe: Recipe, where: Callable[[str, str], str]) -> None
         raise ConfigError(
             f"{where('training', 'steps')}, training.steps: expected 1 or more, got {recipe.training.steps}"
         )
+    if not 0 <= recipe.training.seed < 1 << 31:
+        raise ConfigError(
+            f"{where('training', 'seed')}, training.seed: expected 0 to {(1 << 31) - 1}, got {recipe.training.seed}"
+        )
+    for wrapper in environment.wrappers:
+        if not _is_code(wrapper.get("class") if isinstance(wrapper, Mapping) else wrapper):
+            raise ConfigError(
+                f"{where('environment', 'wrappers')}, environment.wrappers: expected module:Name, or"
+                f" {{class: module:Name, kwargs: {{…}}}}, got {wrapper!r}"
+            )
+    if environment.curriculum is not None:
+        _check_curriculum(environment.curriculum, where("environment", "curriculum"))
     if environment.id is not None:
         check_env_id(environment.id, f"{where('environment', 'id')}, environment.id")
+
+
+def _check_curriculum(settings: Mapping[str, Any], source: str) -> None:
+    from grpo_rl.curriculum import Curriculum, parse_difficulty
+
+    check("environment.curriculum", settings, parameters(Curriculum, {"self", "env"}), lambda section, key: source)
+    try:
+        parse_difficulty(resolve(settings.get("difficulty")))
+    except ConfigError as error:
+        raise ConfigError(f"{source}, environment.curriculum: {error}") from None
 
 
 def check_env_id(env_id: str, source: str) -> None:
@@ -340,9 +375,9 @@ def load_object(reference: str) -> Any:
     Raises:
         ConfigError: No such file, module or name.
     """
-    place, _, name = str(reference).rpartition(":")
-    if not place:
+    if not _is_code(reference):
         raise ConfigError(f'"{reference}" names no code: expected file.py:Name or module:Name')
+    place, _, name = str(reference).rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ImportError as error:
@@ -399,8 +434,9 @@ def _fits(value: Any, option: Any) -> bool:
     if origin is Any:
         return True
     if origin in (int, float):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and (origin is float or value == int(value))
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+            return origin is float and isinstance(value, float)
+        return origin is float or value == value // 1
     if origin is Literal:
         return value in typing.get_args(option)
     if origin in (bool, str, list, dict, types.NoneType):
@@ -454,7 +490,7 @@ def _nearest(name: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     if len(valid) <= 10:
         return did_you_mean(name, valid)
-    return f"nearest: {', '.join(difflib.get_close_matches(name, valid, 4, 0.5) or valid)}"
+    return f"nearest: {', '.join(difflib.get_close_matches(name[:100], valid, 4, 0.5) or valid)}"
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -474,10 +510,21 @@ def _parse_override(text: str) -> tuple[str, Any]:
         )
     if section not in SECTIONS:
         raise ConfigError(f'command line: unknown section "{section}" in "{text}": {did_you_mean(section, SECTIONS)}')
-    try:
-        return dotted, yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f'command line: cannot read the value of "{text}": {" ".join(str(error).split())}') from None
+    return dotted, parse_yaml(value, f'command line: cannot read the value of "{text}"')
+
+
+def check_name(name: str, source: str) -> str:
+    """`name`, if a run's folder may begin with it: it names no other folder, on any system.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if not re.fullmatch(r'[^/\\:*?"<>|\x00-\x1f\x7f]{1,100}', name):
+        raise ConfigError(
+            f'{source}, name: expected up to 100 characters that a folder may have in its name, not / \\ : * ? " < > |,'
+            f" got {name!r}"
+        )
+    return name
 
 
 def _nest(keys: Sequence[str], value: Any) -> dict[str, Any]:
@@ -498,11 +545,19 @@ def _anchor(value: Any, folder: Path) -> Any:
     return [_anchor(item, folder) for item in value] if isinstance(value, list) else value
 
 
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _load_file(path: Path) -> types.ModuleType:
     name = f"recipe_code_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        if not path.is_file() or spec is None or spec.loader is None:
+        if not _is_file(path) or spec is None or spec.loader is None:
             raise ConfigError(f"no file {path}")
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:

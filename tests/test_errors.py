@@ -1,9 +1,11 @@
 """Errors are caught by one root or by their standard parent, and survive the trip out of a worker process."""
 
+import inspect
 import pickle
 
 import pytest
 
+from grpo_rl import GRPO
 from grpo_rl.errors import ConfigError, ForkError, GRPOError, NonFiniteError, did_you_mean
 
 
@@ -37,3 +39,10 @@ def test_non_finite_errors_name_env_and_step_once() -> None:
 def test_did_you_mean_gives_the_nearest_name_and_all_valid_ones() -> None:
     assert did_you_mean("weigthed", ["mean", "weighted"]) == 'did you mean "weighted"? valid: mean, weighted'
     assert did_you_mean("zzz", ["mean", "weighted"]) == "valid: mean, weighted"
+
+
+def test_a_warning_shows_the_users_line_however_deep_it_came_from() -> None:
+    with pytest.warns(UserWarning, match="small for group_size") as caught:
+        GRPO("MlpPolicy", "CartPole-v1", n_steps=4, batch_size=4, group_size=2)
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
-from grpo_rl import GRPO, LinearSchedule, MlpPolicy, make_group_env
+from grpo_rl import GRPO, GroupVecEnv, LinearSchedule, MlpPolicy, make_group_env
 from grpo_rl import advantages as adv
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.errors import ConfigError, ForkError, NonFiniteError
@@ -740,7 +740,7 @@ FALL_BACKS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"group_kind": "episode"},
         r"by seed .*built alike",
     ),
-    "box2d by name": ("LunarLander-v3", {"group_kind": "episode"}, r"groups: episode, by seed .*Box2D"),
+    "box2d by name": ("LunarLander-v3", {"group_kind": "episode"}, r"groups: episode, by fork"),
     "long episodes": (lambda: make_vec_env(lambda: short("CartPole-v1", 501), 2), {}, r"groups: window, by fork"),
     "short episodes": (lambda: make_vec_env(lambda: short("CartPole-v1", 500), 2), {}, r"groups: episode, by fork"),
     "time limit of a wrapper": (lambda: gym.wrappers.TimeLimit(Walk(), 20), {}, r"groups: episode, by fork"),
@@ -835,10 +835,16 @@ def test_a_critic_free_fall_back_warns_also_when_silent() -> None:
         grpo(Unknown(), n_steps=64, value_head=True)  # needs no groups
 
 
-def test_a_gymnasium_vector_env_is_refused_with_the_way_to_do_it() -> None:
+def test_a_gymnasium_vector_env_is_converted_or_refused_with_the_way_to_do_it() -> None:
     env = gym.make_vec("CartPole-v1", 2)
-    with pytest.raises(ConfigError, match="make_group_env"):
-        grpo(env)
+    with pytest.warns(UserWarning, match="2 new envs were built from its spec"):
+        model = grpo(env)
+    assert isinstance(model.get_env(), GroupVecEnv)
+    assert model.learn(64).num_timesteps >= 64
+    with pytest.warns(UserWarning, match="2 new envs"):
+        model.set_env(env)
+    with pytest.raises(ConfigError, match=r'make_group_env\("CartPole-v1", n_groups=1, group_size=2\)'):
+        grpo(gym.wrappers.vector.RecordEpisodeStatistics(env))
     env.close()
 
 

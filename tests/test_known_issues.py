@@ -1,6 +1,6 @@
 """Twenty-four reports from SB3, Gymnasium and MuJoCo that must not come back; the number in a name is the row.
 
-Exact forks (rows 20-24) are proved family by family in tests/groups/test_snapshot.py; here each row has its small case.
+Exact forks (rows 20-24) are proved family by family in tests/forks/test_snapshot.py; here each row has its small case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from grpo_rl import GRPO, make_group_env, probe_fork
 from grpo_rl import advantages as adv
 from grpo_rl.errors import NonFiniteError
-from grpo_rl.groups.snapshot import fork_support, transfer
+from grpo_rl.forks.snapshot import fork_support, transfer
 
 pytestmark = pytest.mark.filterwarnings("ignore:A rollout of", "ignore:builtin type", "ignore:groups. ")
 
@@ -275,7 +275,7 @@ def test_19_forks_past_the_end_of_an_episode_leave_monitors_in_order(settings: d
     assert {(episode["l"], episode["r"]) for episode in model.ep_info_buffer} == {(3, 3.0)}
 
 
-# 20-24: exact forks; by family in tests/groups/test_snapshot.py ------------------------------------------------------
+# 20-24: exact forks; by family in tests/forks/test_snapshot.py ------------------------------------------------------
 def follow(env_id: str, before: int, after: int) -> list[tuple[Any, ...]]:
     """Steps an env, forks it into a second one, and gives (obs, reward) pairs of both, step by step."""
     original, copied = gym.make(env_id), gym.make(env_id)
@@ -331,12 +331,13 @@ def test_22_nothing_leaks_from_a_fork_into_the_next_episode() -> None:
     assert first_ten() == clean
 
 
-def test_23_box2d_worlds_are_not_forked_but_grouped_by_seed() -> None:
+def test_23_box2d_worlds_are_not_copied_but_replayed() -> None:
     pytest.importorskip("Box2D")
-    assert not fork_support(gym.make("LunarLander-v3")).exact
-    assert not probe_fork("LunarLander-v3").exact
+    support = fork_support(gym.make("LunarLander-v3"))
+    assert support.exact and support.grows
+    assert probe_fork("LunarLander-v3").exact
     model = grpo("LunarLander-v3", group_kind="episode", n_steps=64, verbose=0)
-    assert model.groups.means == "seed"
+    assert model.groups.means == "fork"
     model.learn(64)
     buffer = model.rollout_buffer
     np.testing.assert_array_equal(buffer.observations[0, 0], buffer.observations[0, 1])

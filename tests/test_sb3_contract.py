@@ -45,6 +45,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
+from stable_baselines3.common.utils import LinearSchedule as SB3LinearSchedule
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
@@ -1208,7 +1209,7 @@ def test_58_as_rl_zoo_uses_it(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
         "policy": "MlpPolicy",
         "n_steps": 32,
         "batch_size": 32,
-        "learning_rate": FloatSchedule(lambda progress: progress * 3e-4),  # "lin_3e-4" as the zoo evaluates it
+        "learning_rate": FloatSchedule(SB3LinearSchedule(3e-4, 0, 1)),  # the zoo's "lin_3e-4" is such a class
         "policy_kwargs": eval("dict(net_arch=dict(pi=[8], vf=[8]), activation_fn=th.nn.ReLU)"),
     }
     env = VecNormalize(make_vec_env("CartPole-v1", 2, seed=0))

@@ -12,7 +12,7 @@ members are, for tasks that go on for long).
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -44,11 +44,16 @@ def time_limit(env: VecEnv) -> int | None:
 
     Not the spec's: a worker process cannot send a spec whose arguments do not pickle, and would die of it.
     """
+    limits = _attributes(env, "_max_episode_steps", [0])
+    return int(limits[0]) if limits and limits[0] else None
+
+
+def _attributes(env: VecEnv, name: str, indices: list[int] | None = None) -> list[Any]:
+    """The attribute of each env; none where they have it not, or a foreign VecEnv does not say."""
     try:
-        limit = env.get_attr("_max_episode_steps", indices=[0])[0] if env.has_attr("_max_episode_steps") else None
+        return env.get_attr(name, indices) if env.has_attr(name) else []
     except (AttributeError, NotImplementedError):
-        limit = None
-    return int(limit) if limit else None
+        return []
 
 
 def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_head: bool) -> Grouping:
@@ -62,7 +67,7 @@ def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_h
         value_head: whether a value head bootstraps windows.
 
     Raises:
-        ConfigError: an unknown kind or means, or means="seed" for windows.
+        ConfigError: an unknown kind or means, or means="seed" for windows or for envs that may not be reset early.
         ForkError: means="fork" and the env cannot be forked exactly.
     """
     if kind not in ("auto", *get_args(Kind)):
@@ -88,8 +93,13 @@ def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_h
             if means == "fork":
                 raise
             reason = f"no exact forks: {error}"
-    if kind == "episode":
+    if kind == "episode" and all(_attributes(env, "allow_early_resets")):
         return Grouping("episode", "seed", reason)
+    if kind == "episode":  # seeded groups reset all columns together, in the middle of some episodes
+        strict = "a Monitor with allow_early_resets=False forbids the resets that start groups by seed"
+        if means == "seed":
+            raise ConfigError(f"{strict}: use Monitor(env, allow_early_resets=True), or grouping='batch'")
+        return Grouping("episode", "batch", f"{reason}; {strict}")
     if means == "seed":
         raise ConfigError("grouping='seed' starts groups by a reset, so it needs group_kind='episode', not 'window'")
     return Grouping("window", "batch", reason)

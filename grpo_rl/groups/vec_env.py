@@ -10,30 +10,74 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
-from grpo_rl.errors import ConfigError, ForkError
-from grpo_rl.groups.snapshot import (
-    Snapshot,
-    capture,
-    fresh_rng,
-    kinds,
-    probe_fork,
-    require_alike,
-    require_exact,
-    restore,
-    transfer,
-    trusts_own_snapshots,
-)
+from grpo_rl.errors import ConfigError, ForkError, did_you_mean
+from grpo_rl.forks.probe import require_exact
+from grpo_rl.forks.snapshot import Snapshot, capture, fresh_rng, kinds, prepare, require_alike, restore, transfer
+from grpo_rl.mujoco_log import quiet_build
+
+if TYPE_CHECKING:
+    from grpo_rl.groups.workers import SubprocGroupVecEnv
+
+
+def count_groups(n_envs: int, group_size: int) -> int:
+    """P of N columns in groups of G; raises ConfigError where they do not divide."""
+    if group_size < 1 or n_envs < 1:
+        raise ConfigError(f"expected at least one env and group_size ≥ 1, got {n_envs} envs, {group_size=}")
+    if n_envs % group_size:
+        below = n_envs // group_size * group_size
+        nearest = " or ".join(str(n) for n in (below, below + group_size) if n)
+        divisors = ", ".join(str(size) for size in range(1, n_envs + 1) if n_envs % size == 0)
+        raise ConfigError(
+            f"expected a multiple of group_size={group_size} envs, got {n_envs}: "
+            f"use {nearest} envs, or a group_size of {divisors}"
+        )
+    return n_envs // group_size
+
+
+def reset_streams(seed: int | None, n_groups: int) -> list[np.random.Generator]:
+    """Each group's stream of seeds for resets that follow forks: its own, so that groups may live in any process."""
+    first = np.random.SeedSequence(seed, spawn_key=(1,))
+    return [np.random.default_rng(sequence) for sequence in (first, *first.spawn(n_groups - 1))]
+
+
+def check_sources(sources: np.ndarray | Sequence[int], n_envs: int) -> np.ndarray:
+    """`sources` (N,) as integers in 0 … N-1; raises ConfigError for what is not."""
+    sources = np.asarray(sources)
+    if sources.shape != (n_envs,) or sources.dtype.kind not in "iu":
+        raise ConfigError(
+            f"sources: expected ({n_envs},) integers, got {sources.dtype} of shape {sources.shape}: "
+            "give one source for each column, sources[i] = i where column i stays as it is"
+        )
+    if sources.min() < 0 or sources.max() >= n_envs:
+        raise ConfigError(f"sources: expected 0 … {n_envs - 1}, got {sources.min()} … {sources.max()}")
+    return sources
+
+
+def check_group(group: int, n_groups: int) -> None:
+    """Raises ConfigError for a group that does not exist."""
+    if not 0 <= group < n_groups:
+        raise ConfigError(f"group: expected 0 … {n_groups - 1}, got {group}")
+
+
+def check_state(state: dict[str, Any], n_envs: int, n_groups: int) -> None:
+    """Raises ConfigError for the state of an env of another layout."""
+    if (len(state["columns"]), len(state["streams"])) != (n_envs, n_groups):
+        raise ConfigError(
+            f"expected the state of {n_envs} envs in {n_groups} groups, got that of {len(state['columns'])} envs in"
+            f" {len(state['streams'])} groups: build the env as the one that the state was taken from"
+        )
 
 
 class GroupVecEnv(DummyVecEnv):
@@ -56,38 +100,28 @@ class GroupVecEnv(DummyVecEnv):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], group_size: int) -> None:
-        n_envs = len(env_fns)
-        if group_size < 1 or n_envs < 1:
-            raise ConfigError(f"expected at least one env and group_size ≥ 1, got {n_envs} envs, {group_size=}")
-        if n_envs % group_size:
-            below = n_envs // group_size * group_size
-            nearest = " or ".join(str(n) for n in (below, below + group_size) if n)
-            divisors = ", ".join(str(size) for size in range(1, n_envs + 1) if n_envs % size == 0)
-            raise ConfigError(
-                f"expected a multiple of group_size={group_size} envs, got {n_envs}: "
-                f"use {nearest} envs, or a group_size of {divisors}"
-            )
+        n_envs, self.n_groups = len(env_fns), count_groups(len(env_fns), group_size)
         super().__init__(list(env_fns))
         try:
+            require_exact(self.envs[0], env_fns[0])
             for env in self.envs:
-                require_exact(env)
                 require_alike(kinds(self.envs[0]), kinds(env))
-        except ForkError:
+                prepare(env)
+        except Exception:
             self.close()
             raise
-        self.n_groups = n_envs // group_size
         self.group_size = group_size
         self.group_of = np.repeat(np.arange(self.n_groups), group_size)
         self.frozen = np.zeros(n_envs, dtype=bool)
         self._stale = np.zeros(n_envs, dtype=bool)  # columns whose generator was copied: fresh seed at the next reset
-        self._stream = np.random.default_rng()
+        self._streams = reset_streams(None, self.n_groups)
 
     # ------------------------------------------------------------------------------------------------- SB3's interface
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seeds the next reset of column i with seed + i, as SB3 does, and the seeds of resets that follow forks."""
         seeds = super().seed(seed)
-        self._stream = np.random.default_rng(np.random.SeedSequence(seeds[0], spawn_key=(1,)))
+        self._streams = reset_streams(seeds[0], self.n_groups)
         return seeds
 
     def reset(self) -> VecEnvObs:
@@ -134,16 +168,8 @@ class GroupVecEnv(DummyVecEnv):
         Raises:
             ConfigError: Another shape, a dtype that is not an integer one, or a column that does not exist.
         """
-        sources = np.asarray(sources)
-        columns = np.arange(self.num_envs)
-        if sources.shape != columns.shape or sources.dtype.kind not in "iu":
-            raise ConfigError(
-                f"sources: expected ({self.num_envs},) integers, got {sources.dtype} of shape {sources.shape}: "
-                "give one source for each column, sources[i] = i where column i stays as it is"
-            )
-        if sources.min() < 0 or sources.max() >= self.num_envs:
-            raise ConfigError(f"sources: expected 0 … {self.num_envs - 1}, got {sources.min()} … {sources.max()}")
-        moved = np.flatnonzero(sources != columns)
+        sources = check_sources(sources, self.num_envs)
+        moved = np.flatnonzero(sources != np.arange(self.num_envs))
         self._copy_states(dict(zip(moved.tolist(), sources[moved].tolist(), strict=True)))
         for rows in self.buf_obs.values():
             rows[moved] = rows[sources[moved]]
@@ -177,8 +203,7 @@ class GroupVecEnv(DummyVecEnv):
 
         Thaws the group. Gives the observations of all columns (N, …).
         """
-        if not 0 <= group < self.n_groups:
-            raise ConfigError(f"group: expected 0 … {self.n_groups - 1}, got {group}")
+        check_group(group, self.n_groups)
         first, *others = columns = np.flatnonzero(self.group_of == group).tolist()
         self._stale[first] = True
         self._save_obs(first, self._reset_column(first))
@@ -191,14 +216,39 @@ class GroupVecEnv(DummyVecEnv):
         self.frozen[columns] = False
         return self._obs_from_buf()
 
-    def rng_state(self) -> dict[str, Any]:
-        """The stream of reset seeds, to continue a run exactly; for `set_rng_state`."""
-        return {"stream": self._stream.bit_generator.state, "stale": self._stale.tolist()}
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on exactly, as a tree of lists with one entry per column, or per group: `streams`.
 
-    def set_rng_state(self, state: dict[str, Any]) -> None:
-        """Continues the stream of reset seeds that `rng_state` gave."""
-        self._stream.bit_generator.state = state["stream"]
-        self._stale[:] = state["stale"]
+        Unlike a fork it holds what counts or logs over many episodes, too.
+        """
+        columns = []
+        for column, env in enumerate(self.envs):
+            rows = {key: rows[column].copy() for key, rows in self.buf_obs.items()}
+            columns.append(dataclasses.replace(capture(env, lasting=True), obs=rows))
+        return {
+            "columns": columns,
+            "reset_infos": copy.deepcopy(self.reset_infos),
+            "seeds": list(self._seeds),
+            "options": copy.deepcopy(self._options),
+            "stale": self._stale.tolist(),
+            "frozen": self.frozen.tolist(),
+            "streams": copy.deepcopy(self._streams),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` gave, of an env of the same layout; `state` stays as it is.
+
+        Raises:
+            ConfigError: Another number of columns or groups.
+            ForkError: Envs of another chain of types.
+        """
+        check_state(state, self.num_envs, self.n_groups)
+        for column, snapshot in enumerate(state["columns"]):
+            self.restore(column, snapshot)
+        self.reset_infos = copy.deepcopy(state["reset_infos"])
+        self._seeds, self._options = list(state["seeds"]), copy.deepcopy(state["options"])
+        self._stale[:], self.frozen[:] = state["stale"], state["frozen"]
+        self._streams = copy.deepcopy(state["streams"])
 
     def _copy_states(self, source_of: dict[int, int]) -> None:
         """Copies states as if all at once: {column: its source}. A column is written once nobody waits to read it."""
@@ -223,12 +273,11 @@ class GroupVecEnv(DummyVecEnv):
         obs, self.reset_infos[column] = self.envs[column].reset(seed=seed)
         return obs
 
-    def _refresh(self, column: int) -> int:
-        """Gives the column's generators a new stream and returns a seed for its reset."""
-        seed = int(self._stream.integers(2**32))
-        fresh_rng(self.envs[column], seed)
+    def _refresh(self, column: int) -> int | None:
+        """Gives the column's generators a new stream and returns a seed for its reset, None where it needs none."""
+        seed = int(self._streams[self.group_of[column]].integers(2**32))
         self._stale[column] = False
-        return seed
+        return seed if fresh_rng(self.envs[column], seed) else None
 
 
 def make_group_env(
@@ -238,8 +287,10 @@ def make_group_env(
     seed: int | None = None,
     monitor: bool = True,
     wrapper: Callable[[gym.Env], gym.Env] | None = None,
+    vec_env_cls: type[VecEnv] | None = None,
+    vec_env_kwargs: dict[str, Any] | None = None,
     **env_kwargs: Any,
-) -> GroupVecEnv:
+) -> GroupVecEnv | SubprocGroupVecEnv:
     """Builds P groups of G envs.
 
     Args:
@@ -249,10 +300,13 @@ def make_group_env(
         seed: Seeds the first resets (seed + column), the action spaces and the stream of seeds for resets after forks.
         monitor: Wrap each env in SB3's Monitor, unless it is already, so that infos carry episode returns and lengths.
         wrapper: Applied to each env after Monitor, as SB3's `wrapper_class`.
+        vec_env_cls: None or DummyVecEnv: a `GroupVecEnv`, all in this process. SubprocVecEnv: a `SubprocGroupVecEnv`,
+            whole groups in worker processes, with the same numbers.
+        vec_env_kwargs: For SubprocVecEnv: `n_workers`, `start_method`.
         env_kwargs: For `gym.make`, the class or the factory.
 
     Raises:
-        ConfigError: An unknown id, or a number that is out of range.
+        ConfigError: An unknown id, a number that is out of range, or another vec_env_cls.
         ForkError: The env cannot be forked exactly; the message says why and what to do. Snapshots that an env brings
             itself are probed on two more instances (`probe_fork`).
     """
@@ -262,8 +316,11 @@ def make_group_env(
     if isinstance(env, gym.Env):
         raise ConfigError(f"expected an id, a class or a factory, got {env}: every column needs an env of its own")
 
+    make = _group_class(vec_env_cls, vec_env_kwargs or {})
+
     def build(column: int) -> gym.Env:
-        made = _make(env, env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+        with quiet_build():
+            made = _make(env, env_kwargs) if isinstance(env, str) else env(**env_kwargs)
         if seed is not None:
             made.action_space.seed(seed + column)
         if monitor and not is_wrapped(made, Monitor):
@@ -273,14 +330,27 @@ def make_group_env(
     def builder(column: int) -> Callable[[], gym.Env]:
         return lambda: build(column)
 
-    group_env = GroupVecEnv([builder(column) for column in range(n_groups * group_size)], group_size)
-    if trusts_own_snapshots(group_env.envs[0]):
-        report = probe_fork(lambda: build(0))
-        if not report.exact:
-            group_env.close()
-            raise ForkError(f"get_snapshot and set_snapshot do not give an exact copy: {report.reason}", report.reason)
+    group_env = make([builder(column) for column in range(n_groups * group_size)], group_size)
     group_env.seed(seed)
     return group_env
+
+
+def _group_class(vec_env_cls: type[VecEnv] | None, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """What builds the groups: the class that holds them, with its arguments."""
+    from grpo_rl.groups.workers import SubprocGroupVecEnv
+
+    if vec_env_cls in (SubprocVecEnv, SubprocGroupVecEnv):
+        if unknown := kwargs.keys() - {"n_workers", "start_method"}:
+            raise ConfigError(f"vec_env_kwargs: {did_you_mean(min(unknown), ['n_workers', 'start_method'])}")
+        return functools.partial(SubprocGroupVecEnv, **kwargs)
+    if vec_env_cls not in (None, DummyVecEnv, GroupVecEnv):
+        raise ConfigError(
+            f"vec_env_cls={vec_env_cls!r}: groups live in this process (DummyVecEnv, the default) or in worker"
+            " processes (SubprocVecEnv); another VecEnv keeps its envs where forks cannot reach them"
+        )
+    if kwargs:
+        raise ConfigError(f"vec_env_kwargs={kwargs}: they are for vec_env_cls=SubprocVecEnv")
+    return GroupVecEnv
 
 
 def _make(env_id: str, env_kwargs: dict[str, Any]) -> gym.Env:

@@ -1,59 +1,93 @@
-"""From a recipe to what it describes: environments, an agent, an agent that was saved."""
+"""From a recipe to what it describes: environments, an agent, an agent that was saved, a run's folder."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
+from grpo_rl.checkpoint import checkpoint_steps, load_checkpoint
+from grpo_rl.curriculum import Curriculum, CurriculumCallback, full_difficulty
 from grpo_rl.errors import ConfigError, ForkError
 from grpo_rl.groups.vec_env import make_group_env
 from grpo_rl.grpo import GRPO
-from grpo_rl.recipes import Environment, Recipe, algorithm_class, load_object, parameters, resolve, takes_schedule
+from grpo_rl.loading import open_zip
+from grpo_rl.mujoco_log import quiet_build
+from grpo_rl.recipes import (
+    Environment,
+    Recipe,
+    algorithm_class,
+    load_object,
+    load_recipe,
+    parameters,
+    resolve,
+    takes_schedule,
+)
 from grpo_rl.schedules import parse_schedule
 
+CHECKPOINT = "checkpoint.safetensors"
+"""Of a run, in its folder."""
 
-def make_env(environment: Environment, **kwargs: Any) -> gymnasium.Env:
+
+def make_env(environment: Environment, training: bool = False, **kwargs: Any) -> gymnasium.Env:
     """One environment of the recipe with its wrappers; `kwargs` (such as render_mode) are added to its own.
+
+    Its curriculum is followed in `training`; elsewhere the environment has the full difficulty.
 
     Raises:
         ConfigError: A package is missing, or the environment does not know an argument.
     """
     kwargs = environment.kwargs | kwargs
     try:
-        if environment.class_ is not None:
-            env = load_object(environment.class_)(**kwargs)
-        else:
-            env = gymnasium.make(str(environment.id), **kwargs)
+        with quiet_build():
+            if environment.class_ is not None:
+                env = load_object(environment.class_)(**kwargs)
+            else:
+                env = gymnasium.make(str(environment.id), **kwargs)
         for wrapper in environment.wrappers:
             settings = wrapper if isinstance(wrapper, Mapping) else {"class": wrapper}
             env = load_object(settings["class"])(env, **settings.get("kwargs", {}))
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         name = environment.id or environment.class_
         raise ConfigError(f"cannot make environment {name}: {' '.join(str(error).split())}") from error
-    return env
+    if environment.curriculum is None:
+        return env
+    settings = resolve(environment.curriculum)
+    if not training:
+        settings["difficulty"] = full_difficulty(settings["difficulty"])
+    return Curriculum(env, **settings)
 
 
 def build_env(recipe: Recipe) -> VecEnv:
     """The training environment: groups for GRPO where exact forks are possible, else SB3's DummyVecEnv."""
     environment, algorithm = recipe.environment, algorithm_class(recipe)
-    make = partial(make_env, environment)
+    make = partial(make_env, environment, training=True)
     n_envs = environment.n_groups
     if issubclass(algorithm, GRPO):
-        group_size = _setting(recipe, "group_size")
+        group_size = setting(recipe, "group_size")
         n_envs *= group_size
+        workers = recipe.resources.workers
+        where: dict[str, Any] = (
+            {} if workers is None else {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"n_workers": workers}}
+        )
         try:
-            return make_group_env(make, environment.n_groups, group_size, seed=recipe.training.seed)
-        except ForkError:
-            pass  # groups form in another way, which GRPO chooses and announces
+            return make_group_env(make, environment.n_groups, group_size, seed=recipe.training.seed, **where)
+        except ForkError as error:
+            if workers is not None:
+                raise ConfigError(f"resources.workers={workers} is for envs that can be forked: {error}") from error
+            # groups form in another way, which GRPO chooses and announces
+    elif recipe.resources.workers is not None:
+        raise ConfigError(f"resources.workers is for GRPO, not for {algorithm.__name__}: leave it out")
     env: VecEnv = DummyVecEnv([lambda: Monitor(make())] * n_envs)
-    return VecNormalize(env, gamma=_setting(recipe, "gamma")) if environment.normalize else env
+    return VecNormalize(env, gamma=setting(recipe, "gamma")) if environment.normalize else env
 
 
 def build_agent(recipe: Recipe, env: VecEnv) -> OnPolicyAlgorithm:
@@ -72,11 +106,17 @@ def build_agent(recipe: Recipe, env: VecEnv) -> OnPolicyAlgorithm:
         raise ConfigError(f"{recipe.source}: {error}") from error
 
 
-def load_agent(recipe: Recipe, path: Path) -> OnPolicyAlgorithm:
-    """The agent saved at `path`, without an environment; code comes from the recipe, never from the file.
+def load_agent(recipe: Recipe, path: Path, trust: bool = False) -> OnPolicyAlgorithm:
+    """The agent saved at `path`, without an environment; code comes from the recipe, not from the file.
+
+    Args:
+        recipe: Its class and policy are loaded, and with them the files of code that it names.
+        path: A zip that `save` has written.
+        trust: Whether the zip may execute code.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: There is no such file, or it is damaged.
+        UntrustedError: It would execute code, and `trust` is False.
     """
     if not path.is_file():
         raise ConfigError(f"no saved agent {path}")
@@ -85,10 +125,70 @@ def load_agent(recipe: Recipe, path: Path) -> OnPolicyAlgorithm:
     code = {"policy_kwargs": policy["policy_kwargs"]}
     if not isinstance(policy["policy"], str):
         code["policy_class"] = policy["policy"]
+    algorithm = algorithm_class(recipe)
+    checked: dict[str, Any] = (
+        {"trust": True} if issubclass(algorithm, GRPO) else {}
+    )  # by open_zip, SB3's own algorithms too
+    with open_zip(path, code, trust) as (file, _):
+        return algorithm.load(file, device=recipe.resources.device, custom_objects=code, **checked)
+
+
+def read_run(path: Path) -> Recipe:
+    """The recipe of a run's folder.
+
+    Raises:
+        ConfigError: No such folder.
+    """
+    if not (path / "recipe.yaml").is_file():
+        near = f"; runs there: {', '.join(sorted(p.parent.name for p in path.parent.glob('*/recipe.yaml'))) or 'none'}"
+        raise ConfigError(f"{path} is no run: expected a folder with a recipe.yaml, such as runs/hopper-0-…{near}")
+    return load_recipe(path / "recipe.yaml")
+
+
+def open_run(
+    path: Path, trust: bool = False, say: Callable[[str], None] = lambda line: None
+) -> tuple[Recipe, OnPolicyAlgorithm]:
+    """The recipe and the agent of a run's folder: model.zip, or the checkpoint where that is further.
+
+    Args:
+        path: The folder.
+        trust: Whether its model.zip may execute code. A checkpoint never does.
+        say: Takes the line that says which of the two it is.
+
+    Raises:
+        ConfigError: No such folder, or nothing that can be loaded in it.
+        UntrustedError: As `load_agent`.
+    """
+    recipe, model, checkpoint = read_run(path), path / "model.zip", path / CHECKPOINT
+    agent = load_agent(recipe, model, trust) if model.is_file() else None
+    if agent is None and not checkpoint.is_file():
+        raise ConfigError(f"{path} holds no saved agent (model.zip or {CHECKPOINT})")
+    statistics = recipe.environment.normalize and checkpoint.is_file()  # VecNormalize's are in the checkpoint alone
+    further = checkpoint.is_file() and agent is not None and checkpoint_steps(checkpoint) > agent.num_timesteps
+    if agent is not None and not further and not statistics:
+        say(f"{model}, {agent.num_timesteps:,} steps")
+        return recipe, agent
+    env = build_env(recipe)
     try:
-        return algorithm_class(recipe).load(path, device=recipe.resources.device, custom_objects=code)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be loaded, it may be damaged: {' '.join(str(error).split())}") from error
+        agent = build_agent(recipe, env)
+        load_checkpoint(agent, checkpoint, say=lambda line: None)
+    finally:
+        env.close()
+    say(f"{checkpoint}, after {agent.num_timesteps:,} of {recipe.training.steps:,} steps")
+    return recipe, agent
+
+
+def seen_by(agent: BaseAlgorithm) -> Callable[[Any], Any]:
+    """Observations as the agent's VecNormalize, if it has one, shows them to it; no statistics move."""
+    normalizer = agent.get_vec_normalize_env()
+    return (lambda obs: obs) if normalizer is None else normalizer.normalize_obs
+
+
+def drivers(agent: OnPolicyAlgorithm) -> list[BaseCallback]:
+    """Callbacks that drive the curriculum of an agent's envs, where the agent does not do that itself."""
+    env = agent.get_env()
+    alone = env is not None and not isinstance(agent, GRPO) and any(env.env_is_wrapped(Curriculum))
+    return [CurriculumCallback()] if alone else []
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -105,11 +205,22 @@ def _policy(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _setting(recipe: Recipe, name: str) -> Any:
-    """An argument of the algorithm: the recipe's, else the default."""
-    if name in recipe.optimization:
-        return recipe.optimization[name]
-    for base in algorithm_class(recipe).__mro__:
+def setting(recipe: Recipe, name: str) -> Any:
+    """An argument of the algorithm: the recipe's, else the default.
+
+    Raises:
+        KeyError: There is no such argument.
+    """
+    return recipe.optimization[name] if name in recipe.optimization else default(algorithm_class(recipe), name)
+
+
+def default(cls: type, name: str) -> Any:
+    """The default of an argument of a constructor, or of one that its **kwargs reach.
+
+    Raises:
+        KeyError: There is no such argument.
+    """
+    for base in cls.__mro__:
         found = inspect.signature(vars(base)["__init__"]).parameters.get(name) if "__init__" in vars(base) else None
         if found is not None:
             return found.default

@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from grpo_rl.lab.build import make_env, open_run, seen_by
+from grpo_rl.mujoco_log import log_into
+
 MAX_FRAMES = 400
 WIDTH = 240
 """Of the film, in pixels; an episode longer than MAX_FRAMES frames is cut there."""
@@ -18,13 +21,16 @@ WIDTH = 240
 _PACKAGES = "apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
 
 
-def film(run: Path, gif: Path) -> str:
-    """Records an episode of the run's agent, mode actions, into `gif`. Returns "", or why there is no film."""
+def film(run: Path, gif: Path, trust: bool = False) -> str:
+    """Records an episode of the run's agent, mode actions, into `gif`. Returns "", or why there is no film.
+
+    `trust`: the agent's file may execute code.
+    """
     chosen = os.environ.get("MUJOCO_GL")
     reason, mujoco = "", False
     for backend in [chosen] if chosen else offscreen_backends():
         result = subprocess.run(
-            [sys.executable, "-m", __name__, str(run), str(gif)],
+            [sys.executable, "-m", __name__, str(run), str(gif), *["--trust"] * trust],
             env=os.environ | {"MUJOCO_GL": backend, "SDL_VIDEODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -40,17 +46,14 @@ def film(run: Path, gif: Path) -> str:
     return reason
 
 
-def show(run: Path) -> None:
+def show(run: Path, trust: bool = False) -> None:
     """Plays episodes of the run's agent in a window, mode actions, until the window or the program is closed."""
-    from grpo_rl.lab.build import make_env
-    from grpo_rl.lab.run import open_run
-
-    recipe, agent = open_run(run)
-    env = make_env(recipe.environment, render_mode="human")
+    recipe, agent = open_run(run, trust)
+    env, see = make_env(recipe.environment, render_mode="human"), seen_by(agent)
     obs, _ = env.reset()
     score = 0.0
     while True:
-        action, _ = agent.predict(obs, deterministic=True)
+        action, _ = agent.predict(see(obs), deterministic=True)
         obs, reward, terminated, truncated, _ = env.step(action)
         score += float(reward)
         if terminated or truncated:
@@ -69,13 +72,11 @@ def offscreen_backends() -> list[str]:
     return ["egl", "osmesa"] if sys.platform == "linux" else ["glfw"]
 
 
-def record(run: Path, gif: Path) -> None:
+def record(run: Path, gif: Path, trust: bool) -> None:
     """What the process does: plays an episode and writes the GIF at about its real speed."""
-    from grpo_rl.lab.build import make_env
-    from grpo_rl.lab.run import open_run
-
-    recipe, agent = open_run(run)
-    env = make_env(recipe.environment, render_mode="rgb_array")
+    recipe, agent = open_run(run, trust)
+    log_into(run)
+    env, see = make_env(recipe.environment, render_mode="rgb_array"), seen_by(agent)
     fps = float(env.metadata.get("render_fps") or 30)
     every = max(round(fps / 25), 1)  # a GIF shows at most 50 frames a second, browsers fewer
     frames: list[Image.Image] = []
@@ -86,7 +87,7 @@ def record(run: Path, gif: Path) -> None:
             image = Image.fromarray(np.asarray(env.render(), dtype=np.uint8))
             height = round(image.height * WIDTH / image.width)
             frames.append(image.resize((WIDTH, height), Image.Resampling.BILINEAR).quantize(64))
-        action, _ = agent.predict(obs, deterministic=True)
+        action, _ = agent.predict(see(obs), deterministic=True)
         obs, _, terminated, truncated, _ = env.step(action)
         over, step = terminated or truncated, step + 1
     env.close()
@@ -96,4 +97,4 @@ def record(run: Path, gif: Path) -> None:
 
 
 if __name__ == "__main__":
-    record(Path(sys.argv[1]), Path(sys.argv[2]))
+    record(Path(sys.argv[1]), Path(sys.argv[2]), "--trust" in sys.argv)

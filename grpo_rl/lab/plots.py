@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Environment steps (K,) and scores: (K,) for one run, (seeds, K) for several."""
+Range = tuple[float | None, float | None]
+Panel = tuple[Sequence[float], Sequence[float], Range | None, Range]
 
 
 def read_progress(run: Path) -> Curve:
@@ -69,6 +71,38 @@ def plot_study(
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=130)
+
+
+def plot_health(panels: Mapping[str, Panel], path: Path) -> None:
+    """Draws one small panel a metric: its course, a band for the usual range, dashed lines where a warning begins.
+
+    Args:
+        panels: Metric to (steps (K,), values (K,), the usual range or None, the range to warn outside of).
+        path: Of the PNG.
+    """
+    columns = 4
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (name, (steps, values, usual, warns)) in zip(grid, panels.items(), strict=False):
+        axes.plot(steps, values, color="C0", linewidth=1)
+        limits = axes.get_ylim()
+        if usual is not None:
+            axes.axhspan(*usual, color="C2", alpha=0.15, linewidth=0)
+        for bound in warns:
+            if bound is not None:
+                axes.axhline(bound, color="C3", linestyle="--", linewidth=0.8)
+        low, high = min(values), max(values)
+        margin = 0.5 * max(high - low, 1e-3)
+        if math.isfinite(margin):  # a range far away is not drawn at the cost of the course
+            axes.set_ylim(min(low - margin, limits[0]), max(high + margin, limits[1]))
+        axes.set_title(name, fontsize="small")
+        axes.tick_params(labelsize="x-small")
+        axes.grid(alpha=0.3)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.supxlabel("environment steps", fontsize="small")
+    figure.savefig(path, dpi=110)
 
 
 def plot_profiles(profiles: Mapping[str, Curve], path: Path, xlabel: str) -> None:

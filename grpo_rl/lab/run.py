@@ -1,17 +1,14 @@
 """One run: train an agent from a recipe, keep what is needed to look at it later, evaluate it on fresh episodes.
 
 A run's folder holds model.zip, recipe.yaml (as it was resolved), progress.csv and TensorBoard events, curve.png,
-evaluation.json, versions.json and, where a renderer works, episode.gif; while it trains, its checkpoint latest.zip.
+evaluation.json, versions.json and, where a renderer works, episode.gif; from its first second, checkpoint.safetensors.
 """
 
 import json
 import os
 import platform
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,22 +18,20 @@ import numpy as np
 import torch as th
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import configure
-from stable_baselines3.common.utils import safe_mean
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 import grpo_rl
-from grpo_rl.errors import ConfigError, GRPOError
-from grpo_rl.lab.build import build_agent, build_env, load_agent, make_env
+from grpo_rl.checkpoint import checkpoint_steps, load_checkpoint
+from grpo_rl.errors import ConfigError
+from grpo_rl.lab.build import CHECKPOINT, build_agent, build_env, make_env, read_run, seen_by
 from grpo_rl.lab.film import film
+from grpo_rl.lab.health import draw, examine
+from grpo_rl.lab.logs import open_logs
 from grpo_rl.lab.plots import plot_runs, read_progress
-from grpo_rl.progress import ProgressBar
-from grpo_rl.recipes import Recipe, load_recipe
-
-CHECKPOINTS = 10
-"""Checkpoints over a run."""
-
-Say = Callable[[str], None]
+from grpo_rl.lab.training import RunStopped, Say, train
+from grpo_rl.lab.wandb_log import log_to_wandb, require_wandb
+from grpo_rl.mujoco_log import log_into
+from grpo_rl.recipes import Recipe, check_name
 
 
 class Episodes(NamedTuple):
@@ -44,10 +39,6 @@ class Episodes(NamedTuple):
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
-
-
-class RunStopped(GRPOError):
-    """Training ended before its last step; the message, one line, says why and where the last checkpoint is."""
 
 
 def train_run(recipe: Recipe, folder: Path = Path("runs"), say: Say = print) -> Path:
@@ -65,44 +56,73 @@ def train_run(recipe: Recipe, folder: Path = Path("runs"), say: Say = print) -> 
         ConfigError: The recipe cannot be built.
         RunStopped: Ctrl-C, or an error of the agent or its environment in training.
     """
+    check_name(recipe.name, recipe.source)
+    require_wandb(recipe)
     env = build_env(recipe)
     try:
         agent = build_agent(recipe, env)
         run = _new_folder(folder / f"{recipe.name}-{recipe.training.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
         (run / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         (run / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
-        agent.set_logger(configure(str(run), ["csv", "tensorboard"]))
+        log_into(run)
+        agent.set_logger(open_logs(run))
+        log_to_wandb(agent, run, recipe)
         where, plan = recipe.environment.id or recipe.environment.class_, recipe.training
         say(f"{recipe.name}: {plan.steps:,} steps of {where}, seed {plan.seed}, into {run}")
-        if hasattr(agent, "groups"):
-            say(str(agent.groups))
-        _learn(agent, recipe, run, say)
+        _train(agent, recipe, run, say)
     finally:
         env.close()
-    _save(agent, run / "model.zip")
-    (run / "latest.zip").unlink(missing_ok=True)
-    evaluation = evaluate_run(run, agent, recipe, say)
-    curve(run, evaluation)
-    reason = film(run, run / "episode.gif")
-    say(f"no GIF: {reason}" if reason else f"a film of one episode: {run / 'episode.gif'}")
-    say(f"look at it again: grpo-rl evaluate {run} | grpo-rl play {run} | tensorboard --logdir {folder}")
+    _finish(agent, recipe, run, say)
     return run
 
 
-def open_run(path: Path) -> tuple[Recipe, BaseAlgorithm]:
-    """The recipe and the agent of a run's folder: model.zip, or the last checkpoint of a run that did not finish.
+def resume_run(run: Path, steps: int | None = None, say: Say = print) -> Path:
+    """Goes on with a run that was stopped, from its checkpoint, as if it had never stopped.
+
+    Args:
+        run: Its folder.
+        steps: In all, where they should be more than the recipe's; the folder's recipe.yaml is changed accordingly.
+        say: Takes the lines for a person.
+
+    Returns:
+        The run's folder.
 
     Raises:
-        ConfigError: No such folder, or nothing that can be loaded in it.
+        ConfigError: No run, no checkpoint, or one that does not fit; or fewer steps than were made.
+        RunStopped: As `train_run`.
     """
-    if not (path / "recipe.yaml").is_file():
-        near = f"; runs there: {', '.join(sorted(p.parent.name for p in path.parent.glob('*/recipe.yaml'))) or 'none'}"
-        raise ConfigError(f"{path} is no run: expected a folder with a recipe.yaml, such as runs/hopper-0-…{near}")
-    recipe = load_recipe(path / "recipe.yaml")
-    for name in ("model.zip", "interrupted.zip", "latest.zip"):
-        if (path / name).is_file():
-            return recipe, load_agent(recipe, path / name)
-    raise ConfigError(f"{path} holds no saved agent (model.zip, interrupted.zip or latest.zip)")
+    recipe = read_run(run)
+    done = checkpoint_steps(run / CHECKPOINT)
+    if steps is not None and steps != recipe.training.steps:
+        if steps <= done:
+            raise ConfigError(f"--steps: {run} has made {done:,} steps, expected more than that in all, got {steps:,}")
+        say(
+            f"{steps:,} steps where {recipe.training.steps:,} were planned: schedules over progress change their course"
+        )
+        recipe.training.steps = steps
+    plan = recipe.training
+    if _evaluated(run) >= plan.steps:
+        say(f"{run} is finished: {done:,} steps of {plan.steps:,}; grpo-rl resume {run} --steps N trains on, up to N")
+        return run
+    require_wandb(recipe)
+    env = build_env(recipe)
+    try:
+        agent = build_agent(recipe, env)
+        say(f"{recipe.name}: on from {done:,} of {plan.steps:,} steps, in {run}")
+        if changed := _changed_versions(run):
+            say(f"not bit for bit, perhaps: {changed}")
+        if done < plan.steps:
+            _write_whole(run / "recipe.yaml", recipe.to_yaml())
+            log_into(run)
+            agent.set_logger(open_logs(run, after=done))
+            log_to_wandb(agent, run, recipe)
+            _train(agent, recipe, run, say, again=True)
+        else:
+            load_checkpoint(agent, run / CHECKPOINT, say)
+    finally:
+        env.close()
+    _finish(agent, recipe, run, say)
+    return run
 
 
 def evaluate(
@@ -146,10 +166,12 @@ def evaluate(
 
 def evaluate_run(run: Path, agent: BaseAlgorithm, recipe: Recipe, say: Say = print) -> dict[str, Any]:
     """Evaluates with the mode and with sampled actions, on seeds that training has not seen; writes evaluation.json."""
+    log_into(run)
     seed = 1_000_000 + recipe.training.seed
     result: dict[str, Any] = {"episodes": recipe.training.episodes, "seed": seed, "steps": agent.num_timesteps}
     for name, deterministic in (("mode", True), ("sampled", False)):
-        played = evaluate(agent, lambda: make_env(recipe.environment), recipe.training.episodes, deterministic, seed)
+        episodes, see = recipe.training.episodes, seen_by(agent)
+        played = evaluate(agent, lambda: make_env(recipe.environment), episodes, deterministic, seed, see)
         mean, std = float(played.returns.mean()), float(played.returns.std())
         result[name] = {
             "mean": mean,
@@ -185,75 +207,51 @@ def versions() -> dict[str, Any]:
     }
 
 
-class Checkpoints(BaseCallback):
-    """Saves latest.zip ten times over a run, whole or not at all, and reports progress where there is no bar."""
-
-    def __init__(self, run: Path, steps: int, say: Say | None) -> None:
-        super().__init__()
-        self.run, self.steps, self.say = run, steps, say
-        self.next = self.every = max(steps // CHECKPOINTS, 1)
-
-    def _on_rollout_end(self) -> None:
-        # Between sampling and update: the policy that sampled this rollout is whole and finite.
-        if self.num_timesteps < self.next:
-            return
-        self.next = (self.num_timesteps // self.every + 1) * self.every
-        _save(self.model, self.run / "latest.zip")
-        if self.say is not None:
-            done = min(self.num_timesteps / self.steps, 1)
-            score = safe_mean([episode["r"] for episode in self.model.ep_info_buffer or []])
-            self.say(f"{done:4.0%}  {self.num_timesteps:>10,} steps  mean return {score:.1f}")
-
-    def _on_step(self) -> bool:
-        return True
-
-
-def _learn(agent: BaseAlgorithm, recipe: Recipe, run: Path, say: Say) -> None:
-    bar = sys.stderr.isatty()
-    callbacks: list[BaseCallback] = [Checkpoints(run, recipe.training.steps, None if bar else say)]
+def _train(agent: OnPolicyAlgorithm, recipe: Recipe, run: Path, say: Say, again: bool = False) -> None:
+    if hasattr(agent, "groups"):
+        say(str(agent.groups))
     try:
-        with _progress_bar(callbacks) if bar else _nothing():
-            agent.learn(recipe.training.steps, callback=callbacks)
-    except KeyboardInterrupt as stop:
-        _save(agent, run / "interrupted.zip")
+        train(agent, recipe.training.steps, run, say, again)
+    except RunStopped:
         _curve_if_any(run)
-        raise RunStopped(
-            f"interrupted after {agent.num_timesteps:,} steps; the agent is saved: grpo-rl evaluate {run}, "
-            f'or {type(agent).__name__}.load("{run / "interrupted.zip"}")'
-        ) from stop
-    except Exception as error:
-        (run / "error.log").write_text(traceback.format_exc(), encoding="utf-8")
-        _curve_if_any(run)
-        last = run / "latest.zip"
-        kept = f"the last checkpoint is {last}" if last.is_file() else "there was no checkpoint yet"
-        name = "" if isinstance(error, GRPOError) else f"{type(error).__name__}: "
-        what = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
-        raise RunStopped(f"{name}{what} (traceback in {run / 'error.log'}; {kept})") from error
-    finally:
-        agent.logger.close()
+        raise
 
 
-@contextmanager
-def _progress_bar(callbacks: list[BaseCallback]) -> Iterator[None]:
-    """A bar that is closed after an exception too: it hides the cursor."""
-    bar = ProgressBar()
-    callbacks.append(bar)
-    try:
-        yield
-    finally:
-        if hasattr(bar, "pbar"):
-            bar.pbar.close()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _save(agent: BaseAlgorithm, path: Path) -> None:
-    """Saves an agent so that `path` is always a whole file: the old one or the new one."""
-    draft = path.with_name(f".{path.name}")
+def _finish(agent: OnPolicyAlgorithm, recipe: Recipe, run: Path, say: Say) -> None:
+    """What comes after the last step: the model, its evaluation, pictures."""
+    draft = run / ".model.zip"
     agent.save(draft)
+    draft.replace(run / "model.zip")
+    evaluation = evaluate_run(run, agent, recipe, say)
+    curve(run, evaluation)
+    draw(run, examine(run))
+    reason = film(run, run / "episode.gif", trust=True)  # the agent's file is this program's own
+    say(f"no GIF: {reason}" if reason else f"a film of one episode: {run / 'episode.gif'}")
+    say(f"look at it again: grpo-rl evaluate {run} | grpo-rl play {run} | tensorboard --logdir {run.parent}")
+
+
+def _changed_versions(run: Path) -> str:
+    """What numbers depend on and is not as it was when the run began, in words."""
+    try:
+        before = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    here = versions()
+    names = [name for name in here if name != "cores" and before.get(name) != here[name]]
+    return ", ".join(f"{name} was {before.get(name, 'not there')}, is {here[name]}" for name in names)
+
+
+def _evaluated(run: Path) -> int:
+    """The steps of the agent whose evaluation is there."""
+    try:
+        return int(json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 

@@ -31,7 +31,7 @@ import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 
 from grpo_rl.errors import ConfigError, did_you_mean
-from grpo_rl.lab.build import build_agent, build_env, make_env
+from grpo_rl.lab.build import build_agent, build_env, drivers, make_env
 from grpo_rl.lab.records import Row, Run, read_rows, write_rows
 from grpo_rl.lab.run import evaluate, versions
 from grpo_rl.recipes import PACKAGE, Recipe, check, find, label, make_recipe, merge, read_recipe, read_yaml, shipped
@@ -193,7 +193,7 @@ def run_once(study: Study, run: Run) -> list[Row]:
     env = build_env(recipe)
     agent = build_agent(recipe, env)
     evaluations = _Evaluations(recipe, study.evaluation)
-    agent.learn(recipe.training.steps, callback=evaluations)
+    agent.learn(recipe.training.steps, callback=[evaluations, *drivers(agent)])
     env.close()
     return [Row(run.task, run.agent, run.seed, study.settings(run), *numbers) for numbers in evaluations.numbers]
 

@@ -7,11 +7,11 @@ a root; a *member* is one segment started from it.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from grpo_rl.errors import warn
 from grpo_rl.types import Obs
 
 if TYPE_CHECKING:
@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 
 
 class Plan(Protocol):
-    """Decides where segments start and when a rollout is complete."""
+    """Decides where segments start and when a rollout is complete.
+
+    `state` is what it keeps from one rollout to the next. `resets`: each rollout begins with a reset of all columns.
+    """
+
+    resets: bool
 
     def begin(self, n_steps: int) -> None: ...
     def after_step(self, ended: np.ndarray) -> None: ...
     def finished(self) -> bool: ...
+    def state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
 
 
 class BatchGroups:
     """No roots: n_steps in every column, each segment one episode (or its part in the window), all of one group."""
+
+    resets = False
 
     def __init__(self, sampler: StepSampler) -> None:
         self.sampler = sampler
@@ -42,6 +51,12 @@ class BatchGroups:
 
     def finished(self) -> bool:
         return len(self.sampler.buffer) == self.n_steps
+
+    def state(self) -> None:
+        return None
+
+    def set_state(self, state: None) -> None:
+        pass
 
 
 class _Lane:
@@ -78,6 +93,8 @@ class EpisodeGroups:
     the group's size count where they end in time and are dropped where they do not. The next fresh start is the one to
     which the last member's env was reset.
     """
+
+    resets = False
 
     def __init__(self, sampler: StepSampler, group_size: int, fork_prob: float) -> None:
         self.sampler = sampler
@@ -158,6 +175,14 @@ class EpisodeGroups:
     def finished(self) -> bool:
         return not any(lane.open for lane in self.lanes)
 
+    def state(self) -> list[tuple[int, ColumnRoot | None]]:
+        """Of each lane: the column of its next fresh start, and the moment of its last group to start from."""
+        return [(lane.source, lane.branch) for lane in self.lanes]
+
+    def set_state(self, state: list[tuple[int, ColumnRoot | None]]) -> None:
+        for lane, (source, branch) in zip(self.lanes, state, strict=True):
+            lane.source, lane.branch = source, branch
+
 
 class SeededGroups:
     """Groups of episodes from resets with one seed, for envs that cannot be forked.
@@ -166,6 +191,8 @@ class SeededGroups:
     whose member has ended goes on with an episode of its own, kept if it ends before the slowest member does. An env
     that starts differently after the same seed is found out at the first resets, and said: it gets batch groups.
     """
+
+    resets = True
 
     def __init__(self, sampler: StepSampler, group_size: int) -> None:
         self.sampler = sampler
@@ -210,11 +237,10 @@ class SeededGroups:
             for lane in self.lanes
         )
         if not self.same_start:
-            warnings.warn(
+            warn(
                 "This env starts differently after resets with one seed, so groups share no start: members are compared"
                 " at the same age across the batch. Seeding its random numbers in reset(seed=...), or get_snapshot and"
-                " set_snapshot methods, would give real groups.",
-                stacklevel=2,
+                " set_snapshot methods, would give real groups."
             )
 
     def after_step(self, ended: np.ndarray) -> None:
@@ -238,6 +264,13 @@ class SeededGroups:
     def finished(self) -> bool:
         return self.complete
 
+    def state(self) -> bool | None:
+        """Whether one seed gives one start; None before the first reset."""
+        return self.same_start
+
+    def set_state(self, state: bool | None) -> None:
+        self.same_start = state
+
 
 class WindowGroups:
     """A group is a window of n_steps from one root, for tasks that go on for long ("vine", TRPO 5.2; VinePPO).
@@ -247,6 +280,8 @@ class WindowGroups:
     than members the window is split into rounds, each from the same root. With `respawn` (critic-free) a column whose
     episode ends goes on from a living sibling, so that no row lacks a comparison; else from its own next episode.
     """
+
+    resets = False
 
     def __init__(
         self, sampler: StepSampler, group_size: int, fork_prob: float, reset_prob: float, respawn: bool
@@ -273,11 +308,13 @@ class WindowGroups:
 
     def _choose_root(self, lane: _Lane, sources: np.ndarray) -> bool:
         """Moves the lane to a root of its own, or notes in `sources` what to fork; returns whether it has one."""
-        draw, first = np.random.random(), int(lane.columns[0])
-        if draw < self.fork_prob or (self.sampler.fresh and draw < self.fork_prob + self.reset_prob):
+        first, share = int(lane.columns[0]), self.sampler.group_share
+        draw = np.random.random() if share > 0 else 1.0  # a cold start draws no numbers that PPO would not
+        fork_prob, reset_prob = share * self.fork_prob, share * self.reset_prob
+        if draw < fork_prob or (self.sampler.fresh and draw < fork_prob + reset_prob):
             sources[lane.columns] = first if self.sampler.fresh else np.random.choice(lane.columns)
             return True
-        if draw < self.fork_prob + self.reset_prob and first in self.starts:
+        if draw < fork_prob + reset_prob and first in self.starts:
             for column in lane.columns:
                 self.sampler.restore(int(column), self.starts[first], group=0)
             return True
@@ -329,3 +366,10 @@ class WindowGroups:
 
     def finished(self) -> bool:
         return len(self.sampler.buffer) == self.n_steps
+
+    def state(self) -> dict[int, ColumnRoot]:
+        """The fresh episode start of each lane, by its first column."""
+        return dict(self.starts)
+
+    def set_state(self, state: dict[int, ColumnRoot]) -> None:
+        self.starts = dict(state)

@@ -5,6 +5,7 @@ group is. A segment that ends is closed in the buffer. A column that has nothing
 it out; else its steps are counted and, if its segment is unfinished when the group closes, dropped.
 """
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl.buffers import GroupBuffer
-from grpo_rl.errors import NonFiniteError
+from grpo_rl.errors import ConfigError, NonFiniteError
 from grpo_rl.groups.assign import Grouping
 from grpo_rl.groups.forker import Root
 from grpo_rl.sampling.plans import BatchGroups, EpisodeGroups, Plan, SeededGroups, WindowGroups
@@ -38,6 +39,9 @@ def _take(obs: Obs, sources: np.ndarray) -> Obs:
     return {key: array[sources] for key, array in obs.items()} if isinstance(obs, dict) else obs[sources]
 
 
+_STATE = ("group", "age", "episode_age", "discounted", "frozen", "forked", "fresh", "_next_group")
+
+
 class ColumnRoot(NamedTuple):
     """All that a column needs to start again from here: the env's state and what the sampler knows of the episode."""
 
@@ -57,6 +61,7 @@ class StepSampler:
         forks, fork_depths: how many columns were started from another's state in this rollout, and at which age of the
             episode each.
         forked: (N,) bool, the column's episode shares steps with another's; its end has info["episode"]["forked"].
+        group_share: yours to set, 0–1: how much of their chance windows have to start as groups (cold start).
         fresh: True until the first rollout after a reset of the env has begun.
     """
 
@@ -85,6 +90,7 @@ class StepSampler:
             self.plan = EpisodeGroups(self, group_size, fork_prob)
         else:
             self.plan = WindowGroups(self, group_size, fork_prob, reset_prob, respawn=not model.value_head)
+        self.group_share = 1.0
         self._next_group = 0
         self._forget(np.empty(0))  # not an observation that an env has given: the first rollout starts anew
 
@@ -210,6 +216,29 @@ class StepSampler:
                     column=column,
                     step=self.model.num_timesteps,
                 )
+
+    # --- between rollouts ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that the next rollout depends on beside the env's own state and the model's."""
+        return {name: copy.copy(getattr(self, name)) for name in _STATE} | {"plan": self.plan.state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` gave; the model's last observation is the env's.
+
+        Raises:
+            ConfigError: The state of another number of columns, or none.
+        """
+        for name in _STATE:
+            here, value = getattr(self, name), state[name]
+            if (type(value), np.shape(value)) != (type(here), np.shape(here)):
+                raise ConfigError(
+                    f"the sampler's {name}: expected {type(here).__name__} {np.shape(here)}, got {value!r:.80}"
+                )
+            setattr(self, name, copy.copy(value))
+        self.plan.set_state(state["plan"])
+        if self.model._last_obs is not None:
+            self._set_obs(self.model._last_obs)
 
     # --- columns: what plans do with them -----------------------------------------------------------------------------
 

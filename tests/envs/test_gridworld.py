@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from grpo_rl import make_group_env, probe_fork
-from grpo_rl.groups.snapshot import CUSTOM
+from grpo_rl.forks.snapshot import CUSTOM
 from grpo_rl.lab.build import build_agent, build_env, make_env
 from grpo_rl.recipes import load_object, load_recipe, shipped
 

@@ -5,9 +5,9 @@ import pytest
 import torch as th
 
 from grpo_rl.errors import ConfigError
-from grpo_rl.lab.build import build_agent, build_env
+from grpo_rl.lab.build import build_agent, build_env, open_run
 from grpo_rl.lab.plots import plot_runs, read_progress
-from grpo_rl.lab.run import Checkpoints, evaluate, open_run, versions
+from grpo_rl.lab.run import evaluate, versions
 from grpo_rl.recipes import make_recipe
 
 
@@ -75,26 +75,6 @@ def test_observations_pass_through_the_normaliser():
 
     evaluate(Fixed(), lengths_by_seed([2, 2]), episodes=2, deterministic=True, seed=10, normalize=normalize)
     assert seen == [(2, 1), (2, 1)]
-
-
-def test_ten_checkpoints_whole_and_with_their_steps(tmp_path):
-    recipe = make_recipe(
-        {
-            "environment": {"id": "CartPole-v1"},
-            "optimization": {"group_size": 4, "n_steps": 10, "n_epochs": 1, "value_head": True, "group_kind": "window"},
-        },
-        "test",
-    )
-    env, said = build_env(recipe), []
-    agent = build_agent(recipe, env)
-    agent.learn(400, callback=Checkpoints(tmp_path, 400, said.append))
-    env.close()
-    # A rollout is 10 steps of 4 envs = 40 steps, and every 40 of 400 steps are due: one a rollout.
-    assert len(said) == 10
-    assert said[0].split()[:2] == ["10%", "40"]
-    assert said[-1].split()[:2] == ["100%", "400"]
-    assert [path.name for path in tmp_path.iterdir()] == ["latest.zip"], "no draft is left"
-    assert type(agent).load(tmp_path / "latest.zip").num_timesteps == 400
 
 
 def test_a_folder_without_a_run_is_refused_with_its_neighbours(tmp_path):
