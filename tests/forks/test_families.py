@@ -16,6 +16,7 @@ import pytest
 from courses import STEPS, bits, check_exact, scrambled, trace
 
 from grpo_rl.errors import ForkError
+from grpo_rl.forks import mujoco_state
 from grpo_rl.forks.probe import probe_fork
 from grpo_rl.forks.snapshot import (
     ALE,
@@ -28,7 +29,6 @@ from grpo_rl.forks.snapshot import (
     restore,
     transfer,
 )
-from grpo_rl.forks import mujoco_state
 
 DOCS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_forking_table.py"))
 FOUND = DOCS["findings"]()

@@ -14,9 +14,9 @@ from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 from stable_baselines3.common.monitor import Monitor
 
 from grpo_rl.errors import ForkError
+from grpo_rl.forks import snapshot as snapshots
 from grpo_rl.forks.probe import probe_fork, require_exact
 from grpo_rl.forks.snapshot import ATTRIBUTES, MUJOCO, capture, fork_support, restore, transfer
-from grpo_rl.forks import snapshot as snapshots
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from gymnasium import wrappers
 from stable_baselines3.common.monitor import Monitor
 
 from grpo_rl.errors import ForkError
+from grpo_rl.forks import snapshot as snapshots
 from grpo_rl.forks.probe import probe_fork
 from grpo_rl.forks.snapshot import capture, fork_support, fresh_rng, restore, transfer
-from grpo_rl.forks import snapshot as snapshots
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
 TOY = ["Taxi-v4", "FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1"]
