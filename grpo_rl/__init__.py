@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "GRPO": "grpo_rl.grpo",
     "GroupVecEnv": "grpo_rl.groups.vec_env",
-    "make_group_env": "grpo_rl.groups.vec_env",
+    "MujocoVecEnv": "grpo_rl.groups.mujoco",
+    "make_group_env": "grpo_rl.groups.make",
+    "make_vec": "grpo_rl.groups.mujoco",
     "probe_fork": "grpo_rl.forks.probe",
     "MlpPolicy": "grpo_rl.policies.control",
     "CnnPolicy": "grpo_rl.policies.control",
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from grpo_rl.curriculum import Curriculum
     from grpo_rl.errors import GRPOError
     from grpo_rl.forks.probe import probe_fork
-    from grpo_rl.groups.vec_env import GroupVecEnv, make_group_env
+    from grpo_rl.groups.make import make_group_env
+    from grpo_rl.groups.mujoco import MujocoVecEnv, make_vec
+    from grpo_rl.groups.vec_env import GroupVecEnv
     from grpo_rl.grpo import GRPO
     from grpo_rl.monitor import HealthMonitor
     from grpo_rl.policies.control import CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -44,10 +48,12 @@ __all__ = [
     "HealthMonitor",
     "LinearSchedule",
     "MlpPolicy",
+    "MujocoVecEnv",
     "MultiInputPolicy",
     "PiecewiseSchedule",
     "__version__",
     "make_group_env",
+    "make_vec",
     "probe_fork",
 ]
 

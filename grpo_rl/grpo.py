@@ -34,7 +34,7 @@ from grpo_rl.checks import check_arguments, check_batch, check_normalizers
 from grpo_rl.curriculum import CurriculumDriver
 from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, did_you_mean, warn
 from grpo_rl.groups.assign import choose_grouping
-from grpo_rl.groups.vec_env import make_group_env
+from grpo_rl.groups.make import make_group_env
 from grpo_rl.groups.vector import from_vector_env
 from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale

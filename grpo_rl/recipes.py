@@ -87,7 +87,8 @@ class Resources:
 
     Attributes:
         device: A torch device. "auto" takes a GPU if there is one, which pays for images and large networks.
-        threads: Of torch on the CPU; None leaves torch's own choice. Small networks are fastest with one.
+        threads: Of torch on the CPU, and of MuJoCo's physics where it is stepped as a batch; None leaves them their own
+            choice. Small networks are fastest with one.
         workers: Processes that hold the environments, whole groups each; None: they live in this one.
     """
 

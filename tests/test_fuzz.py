@@ -28,7 +28,7 @@ from grpo_rl import GRPO
 from grpo_rl.checkpoint import write_file
 from grpo_rl.codec import decode, encode
 from grpo_rl.errors import ConfigError, GRPOError
-from grpo_rl.groups.vec_env import make_group_env
+from grpo_rl.groups.make import make_group_env
 from grpo_rl.lab.run import train_run
 from grpo_rl.recipes import Recipe, load_recipe, names, parameters, shipped
 from tests.fuzz import targets

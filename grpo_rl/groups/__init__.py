@@ -1,1 +1,1 @@
-"""Groups: exact snapshots of envs (`snapshot`) and a vec env whose columns continue from one another (`vec_env`)."""
+"""Groups of envs: vec envs whose columns continue from one another, in this process, in workers, or as one batch."""

@@ -17,7 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from grpo_rl.checkpoint import checkpoint_steps, load_checkpoint
 from grpo_rl.curriculum import Curriculum, CurriculumCallback, full_difficulty
 from grpo_rl.errors import ConfigError, ForkError
-from grpo_rl.groups.vec_env import make_group_env
+from grpo_rl.groups.make import make_group_env
+from grpo_rl.groups.mujoco import MujocoVecEnv, supports
 from grpo_rl.grpo import GRPO
 from grpo_rl.loading import open_zip
 from grpo_rl.mujoco_log import quiet_build
@@ -75,6 +76,16 @@ def build_env(recipe: Recipe) -> VecEnv:
         group_size = setting(recipe, "group_size")
         n_envs *= group_size
         workers = recipe.resources.workers
+        plain = environment.id and not environment.wrappers and environment.curriculum is None and workers is None
+        if plain and not supports(str(environment.id), environment.kwargs):
+            return MujocoVecEnv(
+                str(environment.id),
+                n_envs,
+                group_size,
+                recipe.training.seed,
+                n_threads=recipe.resources.threads,
+                **environment.kwargs,
+            )
         where: dict[str, Any] = (
             {} if workers is None else {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"n_workers": workers}}
         )

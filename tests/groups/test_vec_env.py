@@ -14,8 +14,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from grpo_rl.errors import ConfigError, ForkError
-from grpo_rl.forks.snapshot import capture, restore
-from grpo_rl.groups.vec_env import GroupVecEnv, make_group_env
+from grpo_rl.forks.snapshot import capture
+from grpo_rl.groups.make import make_group_env
+from grpo_rl.groups.vec_env import GroupVecEnv
 
 
 def pendulums(n_groups: int = 1, group_size: int = 4, limit: int = 1000, seed: int = 0) -> GroupVecEnv:
@@ -80,14 +81,13 @@ def test_siblings_go_on_alike_and_then_apart() -> None:
         np.testing.assert_array_equal(obs, obs[[2] * 4])
         obs, rewards, _, _ = env.step(np.tile(rng.uniform(-0.1, 0.1, (1, 3)), (4, 1)))
         np.testing.assert_array_equal(rewards, rewards[[2] * 4])
-    snapshot, data = capture(env.envs[0]), env.envs[0].unwrapped.data
-    qpos = data.qpos.copy()
+    snapshot, qpos = env.snapshot(0), env.get_attr("data")[0].qpos.copy()
     env.step(np.arange(12).reshape(4, 3) / 12)
     obs, *_ = env.step(np.zeros((4, 3)))
     assert len(np.unique(obs, axis=0)) == 4
-    assert not np.array_equal(data.qpos, qpos)
-    restore(env.envs[0], snapshot)  # which stayed as it was
-    np.testing.assert_array_equal(data.qpos, qpos)
+    assert not np.array_equal(env.get_attr("data")[0].qpos, qpos)
+    env.restore(0, snapshot)  # which stayed as it was
+    np.testing.assert_array_equal(env.get_attr("data")[0].qpos, qpos)
 
 
 def test_fork_returns_no_view_and_keeps_reset_infos() -> None:
