@@ -118,16 +118,28 @@ class GroupBuffer:
         spread, would get a whole step. Each row of a minibatch of m rows weighs 1/m. Shuffled by numpy's global
         generator, as SB3's buffer is.
         """
+        for index in self.shuffled(batch_size):
+            yield self.batch(index)
+
+    def shuffled(self, batch_size: int | None = None) -> list[np.ndarray]:
+        """The rows of the minibatches of `get`."""
+        total = int(self.mask.sum())
+        return np.array_split(np.random.permutation(total), max(total // (batch_size or total), 1))
+
+    def batch(self, index: np.ndarray | None = None) -> Batch:
+        """The valid rows `index` of the rollout, in that order; all of them when None."""
         assert self.advantages is not None, "advantages are set before minibatches are drawn"
         obs, columns = self._packed = self._packed or self._pack()
-        total = int(self.mask.sum())
-        batch_size = batch_size or total
-        order = th.as_tensor(np.random.permutation(total), device=self.device)
-        for index in order.tensor_split(max(total // batch_size, 1)):
-            rows = {name: None if column is None else column[index] for name, column in columns.items()}
-            batch_obs = {key: o[index] for key, o in obs.items()} if isinstance(obs, dict) else obs[index]
-            weight = th.full((len(index),), 1.0 / len(index), device=self.device)
-            yield Batch(observations=batch_obs, weight=weight, **rows)  # type: ignore[arg-type]
+        chosen = slice(None) if index is None else th.as_tensor(index, device=self.device)
+        rows = {name: None if column is None else column[chosen] for name, column in columns.items()}
+        batch_obs = {key: o[chosen] for key, o in obs.items()} if isinstance(obs, dict) else obs[chosen]
+        count = len(rows["actions"])  # type: ignore[arg-type]
+        weight = th.full((count,), 1.0 / count, device=self.device)
+        return Batch(observations=batch_obs, weight=weight, **rows)  # type: ignore[arg-type]
+
+    def parts(self, batch: Batch, size: int | None) -> Iterator[Batch]:
+        """The parts of a minibatch whose gradients are added up before a step: of steps it is one."""
+        yield batch
 
     def _pack(self) -> tuple[TensorObs, dict[str, th.Tensor | None]]:
         """The valid steps as tensors of rows (M, ...), made once per rollout."""

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from grpo_rl import advantages as adv
+from grpo_rl import objective
 from grpo_rl.errors import BatchError, ConfigError, did_you_mean, warn
 from grpo_rl.policies.control import ControlPolicy
+from grpo_rl.policies.language import CausalLMPolicy
+from grpo_rl.text.vec_env import is_text
 from grpo_rl.trust_region import Steered
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ def check_arguments(model: GRPO) -> None:
     if model.rollout_buffer_class is not None or model.rollout_buffer_kwargs:
         raise ConfigError("rollout_buffer_class is not offered: groups need grpo_rl.buffers.GroupBuffer; leave it None")
     for name in ("group_size", "batch_size", "n_epochs", "baseline_every"):
+        if name == "batch_size" and model.batch_size is None and is_text(model):
+            continue
         if isinstance(getattr(model, name), bool) or not isinstance(getattr(model, name), int | np.integer):
             raise ConfigError(f"{name}={getattr(model, name)!r}: expected a whole number")
     if model.n_steps is not None and model.n_steps < 1:
@@ -36,7 +41,10 @@ def check_arguments(model: GRPO) -> None:
             f"group_size={model.group_size}: a group of one has nobody to be compared with."
             " Use 2 or more (8 is usual), or value_head=True for plain PPO."
         )
-    if not issubclass(model.policy_class, ControlPolicy) and not (model.value_head and not model.normalize_obs):
+    _check_modality(model)
+    if not issubclass(model.policy_class, ControlPolicy | CausalLMPolicy) and not (
+        model.value_head and not model.normalize_obs
+    ):
         raise ConfigError(
             f"{model.policy_class.__name__} is an SB3 policy with a critic of its own. Subclass grpo_rl.MlpPolicy,"
             " CnnPolicy or MultiInputPolicy instead, or use it with value_head=True and normalize_obs=False."
@@ -47,6 +55,9 @@ def check_arguments(model: GRPO) -> None:
         "advantage_scale": (None, *adv.SCALES),
         "compression": (None, *adv.COMPRESSIONS),
         "trust_region": (None, *get_args(Steered)),
+        "loss_type": tuple(objective.LOSSES),
+        "kl_estimator": tuple(objective.KL_LOSSES),
+        "tied_groups": ("keep", "mask", "drop", "refill"),
     }
     for name, valid in choices.items():
         if getattr(model, name) not in valid:
@@ -72,6 +83,11 @@ def check_arguments(model: GRPO) -> None:
         ("n_epochs", 1, np.inf),
         ("baseline_every", 1, np.inf),
         ("reference_every", 1, np.inf),
+        ("reference_mix", 0, 1),
+        ("entropy_quantile", 0, 1),
+        ("micro_batch_size", 1, np.inf),
+        ("clip_range_high", 0, np.inf),
+        ("clip_delta", 1, np.inf),
     ):
         value = getattr(model, name)
         if value is not None and not callable(value) and not low <= value <= high:
@@ -136,3 +152,47 @@ def check_batch(model: GRPO) -> None:
             f"A rollout of {rows} steps is small for group_size={model.group_size}: a group baseline wants about"
             f" {32 * model.group_size} steps or more (group_size ≈ batch / 32). Raise n_steps or lower group_size."
         )
+
+
+def _check_modality(model: GRPO) -> None:
+    """What goes with text, and what with steps."""
+    language, text = issubclass(model.policy_class, CausalLMPolicy), is_text(model)
+    if text and not language:
+        raise ConfigError(f'an env of texts needs policy "CausalLMPolicy", got {model.policy_class.__name__}')
+    if model.loss_type == "cispo" and model.clip_range_high is None:
+        raise ConfigError(
+            'loss_type="cispo" bounds the ratio by clip_range_high: give it (5.0 is usual); clip_range is no stand-in'
+        )
+    if text:
+        needs = {"normalize_obs": False, "normalize_reward": False, "grouping": "auto", "group_kind": "auto"}
+        needs |= {"use_sde": False, "cold_start": 0}
+        for name, value in needs.items():
+            if getattr(model, name) != value:
+                hint = "; PromptEnv(grouping=…) says who is compared with whom" if name == "grouping" else ""
+                raise ConfigError(f"{name}={getattr(model, name)!r} is for control, and this env is one of texts{hint}")
+        return
+    if objective.LOSSES[model.loss_type].needs_segments if model.loss_type in objective.LOSSES else False:
+        raise ConfigError(f'loss_type="{model.loss_type}" is over whole completions, and this env has steps: "clipped"')
+    only_text = {"tied_groups": "keep", "mask_truncated": False, "entropy_quantile": 0.0, "micro_batch_size": None}
+    for name, value in only_text.items():
+        if getattr(model, name) != value:
+            raise ConfigError(
+                f"{name}={getattr(model, name)!r} is for completions, and this env has steps: leave it out"
+            )
+
+
+def check_completions(model: GRPO) -> None:
+    """Rollout and minibatch of a language model: whole groups, and at least one of them."""
+    size = model.group_size
+    if model.n_steps % size:
+        below = model.n_steps // size * size
+        near = f"{below} or {below + size}" if below else str(size)
+        raise BatchError(
+            f"n_steps={model.n_steps} completions are no whole groups of group_size={size}: take {near} completions"
+        )
+    if model.batch_size is not None and model.batch_size > model.n_steps:
+        warn(f"batch_size={model.batch_size} is more than the n_steps={model.n_steps} completions of a rollout")
+    if model.reference_mix < 1 and not (model.reference_every and model.kl_coef):
+        raise ConfigError("reference_mix moves a reference policy: give kl_coef and reference_every too")
+    if model.reference_every and model.kl_coef and model.policy.adapters:
+        raise ConfigError("reference_every: under adapters the reference is the base model, which does not move")

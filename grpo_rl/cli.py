@@ -223,14 +223,18 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _play(options: argparse.Namespace) -> int:
-    from grpo_rl.lab.build import open_run
+    from grpo_rl.lab.build import open_run, read_run, talks
+    from grpo_rl.lab.completions import converse
     from grpo_rl.lab.film import film, has_display, show
 
     run = Path(options.run)
-    if options.gif is None and has_display():
+    if options.gif is None and has_display() and not talks(read_run(run)):
         show(run, options.trust)
         return 0
-    open_run(run, options.trust, print)  # a mistake is reported here, not in the process that records
+    recipe, agent = open_run(run, options.trust, print)  # a mistake is reported here, not in the process that records
+    if talks(recipe):
+        converse(agent, sys.stdin, print)
+        return 0
     gif = Path(options.gif) if options.gif else run / "episode.gif"
     _check_file(gif)
     reason = film(run, gif, options.trust)

@@ -28,19 +28,24 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, up
 from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl import advantages as adv
-from grpo_rl import objective
+from grpo_rl import defaults, objective
 from grpo_rl.buffers import GroupBuffer
-from grpo_rl.checks import check_arguments, check_batch, check_normalizers
+from grpo_rl.checks import check_arguments, check_batch, check_completions, check_normalizers
 from grpo_rl.curriculum import CurriculumDriver
-from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, did_you_mean, warn
-from grpo_rl.groups.assign import choose_grouping
+from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, UntrustedError, did_you_mean, warn
+from grpo_rl.fast.update import Programs
+from grpo_rl.groups.assign import Grouping, choose_grouping
 from grpo_rl.groups.make import make_group_env
 from grpo_rl.groups.vector import from_vector_env
 from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
+from grpo_rl.policies.language import BaseUnderAdapters, CausalLMPolicy
 from grpo_rl.progress import ProgressBar
 from grpo_rl.sampling.steps import StepSampler
+from grpo_rl.sampling.tokens import TokenSampler, completion_metrics
+from grpo_rl.text.vec_env import TextVecEnv, is_text
+from grpo_rl.token_buffer import TokenBuffer
 from grpo_rl.trust_region import TARGET_KL, Steered, next_scale
 from grpo_rl.types import Batch
 
@@ -51,6 +56,8 @@ AuxiliaryLoss = Callable[[Any, Batch], th.Tensor]
 
 ROLLOUT_STEPS = 2048
 """Transitions per rollout, over all envs, when n_steps is None."""
+COMPLETIONS = 64
+"""Completions per rollout of a language model, rounded down to whole groups, when n_steps is None."""
 EPISODE_FORKS, CRITIC_FREE_FORKS, HYBRID_FORKS = (0.5, 0.0), (0.75, 0.25), (0.1, 0.0)
 """Default chances (fork_prob, reset_prob) for groups of episodes, critic-free windows and windows of the hybrid."""
 HINT = (
@@ -69,12 +76,13 @@ class GRPO(OnPolicyAlgorithm):
     in its order and with its defaults.
 
     Args:
-        policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of `grpo_rl.MlpPolicy` and its siblings.
+        policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of `grpo_rl.MlpPolicy` and its siblings;
+            "CausalLMPolicy" for a language model, which `policy_kwargs={"model": …}` names.
         env: a Gymnasium id (one group of `group_size` envs is made), an env, or an SB3 VecEnv, used as it is. A
             gymnasium VectorEnv is built anew as one, or refused with the line to write (`from_vector_env`).
         learning_rate: a float, or a callable of the progress remaining (1 → 0).
         n_steps: steps per env and rollout. None: 2048 transitions in all. Groups of whole episodes take that or more.
-        batch_size: rows per minibatch.
+        batch_size: rows per minibatch; None, of completions: all.
         n_epochs: passes over a rollout.
         gamma: discount per step. Usual: 0.99 for control, 0.95 dialogue, 0.98 long text, 0.9 immediate reward.
         gae_lambda: λ of generalised advantage estimation; read with a value head only.
@@ -122,6 +130,21 @@ class GRPO(OnPolicyAlgorithm):
         normalize_obs: running normalisation of vector observations inside the policy.
         normalize_reward: rewards are divided by the running std of the discounted return.
         auxiliary_losses: name → (function, weight), see `AuxiliaryLoss`. Not saved: hand them over again at load.
+        loss_type: of `objective.LOSSES`. None: "clipped", PPO's; of completions "dapo".
+        clip_range_high: ε upwards, None: ε. Of "cispo" the largest ratio (5.0 is usual), which must be given.
+        clip_delta: two-sided clipping, a bound δ above 1 on the ratio where A < 0. None: none.
+        kl_estimator: the KL's loss, "k1", "k2", "k3" or "unbiased", see `objective.KL_LOSSES`.
+        reference_mix: how far the reference moves to the policy when it is renewed; 1: all the way.
+
+    Of language models ("CausalLMPolicy" and an env of texts) `n_steps` counts completions per rollout (None: about 64),
+    `batch_size` completions per optimiser step (left: all of them), env steps are sampled tokens, and defaults are
+    smaller (`grpo_rl.defaults`). For them only:
+
+        tied_groups: groups whose rewards are all equal: "keep" them with advantage 0, "mask" them (no gradient of the
+            KL either, but they count in denominators), "drop" them, or "refill" the rollout with others.
+        mask_truncated: completions that were cut at the limit of tokens are left out of the update.
+        entropy_quantile: tokens sampled below this quantile of the rollout's entropies have advantage 0.
+        micro_batch_size: completions per forward pass. It changes the memory, and no gradient.
 
     Raises:
         ConfigError, AssertionError: an argument that cannot work, at construction.
@@ -132,6 +155,7 @@ class GRPO(OnPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
+        "CausalLMPolicy": CausalLMPolicy,
     }
     rollout_buffer: GroupBuffer  # type: ignore[assignment]
 
@@ -139,18 +163,18 @@ class GRPO(OnPolicyAlgorithm):
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str | None,
-        learning_rate: float | Schedule = 3e-4,
+        learning_rate: float | Schedule = defaults.LEARNING_RATE,
         n_steps: int | None = None,
-        batch_size: int = 64,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
+        batch_size: int | None = defaults.BATCH_SIZE,
+        n_epochs: int = defaults.N_EPOCHS,
+        gamma: float = defaults.GAMMA,
         gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
+        clip_range: float | Schedule = defaults.CLIP_RANGE,
         clip_range_vf: float | Schedule | None = None,
         normalize_advantage: bool = True,
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
+        max_grad_norm: float = defaults.MAX_GRAD_NORM,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         rollout_buffer_class: type | None = None,
@@ -186,21 +210,33 @@ class GRPO(OnPolicyAlgorithm):
         normalize_obs: bool = False,
         normalize_reward: bool = False,
         auxiliary_losses: dict[str, tuple[AuxiliaryLoss, float]] | None = None,
+        loss_type: str | None = None,
+        clip_range_high: float | None = None,
+        clip_delta: float | None = None,
+        kl_estimator: str = "k2",
+        reference_mix: float = 1.0,
+        tied_groups: str = "keep",
+        mask_truncated: bool = False,
+        entropy_quantile: float = 0.0,
+        micro_batch_size: int | None = None,
     ) -> None:
         if isinstance(policy, str) and policy not in self.policy_aliases:
             raise ConfigError(f'policy "{policy}" is unknown: {did_you_mean(policy, self.policy_aliases)}')
         if isinstance(env, str):
             env = _make_env(env, group_size, seed)
+        policy = _our_policy(policy)
+        language = _is_language(policy)
+        lora = language and bool((policy_kwargs or {}).get("lora"))
         super().__init__(
-            _our_policy(policy),
+            policy,
             env,  # type: ignore[arg-type]
-            learning_rate=learning_rate,
+            learning_rate=defaults.settled("learning_rate", learning_rate, language, lora),
             n_steps=n_steps,  # type: ignore[arg-type]
-            gamma=gamma,
+            gamma=defaults.settled("gamma", gamma, language),
             gae_lambda=gae_lambda,
             ent_coef=ent_coef,
             vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=defaults.settled("max_grad_norm", max_grad_norm, language),
             use_sde=use_sde,
             sde_sample_freq=sde_sample_freq,
             rollout_buffer_class=rollout_buffer_class,
@@ -212,11 +248,19 @@ class GRPO(OnPolicyAlgorithm):
             seed=seed,
             device=device,
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            supported_action_spaces=(
+                spaces.Box,
+                spaces.Discrete,
+                spaces.MultiDiscrete,
+                spaces.MultiBinary,
+                spaces.Text,
+            ),
         )
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.clip_range = clip_range
+        self.batch_size = defaults.settled("batch_size", batch_size, env is not None and is_text(self))
+        self.n_epochs = defaults.settled("n_epochs", n_epochs, language)
+        if loss_type == "gspo" and isinstance(clip_range, defaults.Left) and clip_range_high is None:
+            clip_range, clip_range_high = defaults.GSPO_CLIP
+        self.clip_range = defaults.settled("clip_range", clip_range, language)
         self.clip_range_vf = clip_range_vf
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
@@ -242,6 +286,15 @@ class GRPO(OnPolicyAlgorithm):
         self.normalize_obs = normalize_obs
         self.normalize_reward = normalize_reward
         self.auxiliary_losses = auxiliary_losses
+        self.loss_type = loss_type or ("dapo" if env is not None and is_text(self) else "clipped")
+        self.clip_range_high = clip_range_high
+        self.clip_delta = clip_delta
+        self.kl_estimator = kl_estimator
+        self.reference_mix = reference_mix
+        self.tied_groups = tied_groups
+        self.mask_truncated = mask_truncated
+        self.entropy_quantile = entropy_quantile
+        self.micro_batch_size = micro_batch_size
         self._auto_n_steps: int | None = None
         self._baseline_table: list[float] = []
         self._iterations = 0
@@ -250,6 +303,7 @@ class GRPO(OnPolicyAlgorithm):
         self.curriculum: CurriculumDriver | None = None
         self.curriculum_state: dict[str, Any] | None = None
         self._forks = self._fork_depths = 0
+        self.minibatches_seen: list[Any] = ["", 0]  # settings of the loss, and how many since they are so
         if _init_setup_model:
             self._setup_model()
 
@@ -263,19 +317,24 @@ class GRPO(OnPolicyAlgorithm):
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.policy = self._new_policy()
         self._maybe_recommend_cpu(MlpPolicy.__name__)
-        self.reference_policy = self._new_policy().requires_grad_(False) if self.kl_coef else None
+        self.reference_policy = self._new_reference() if self.kl_coef else None
         if self.reference_policy is not None and self.normalize_obs:  # both see the same observations
-            self.reference_policy.share_normalizer(self.policy)  # type: ignore[operator]
+            self.reference_policy.share_normalizer(self.policy)
         self._renew_reference()
         self.reward_scale = ReturnScale().to(self.device)
+        self._programs = Programs(self, own_loss=type(self).loss is GRPO.loss)
         self._setup_sampling()
 
     def _setup_sampling(self) -> None:
         """The buffer and the sampler, for the env that is there now."""
-        self.rollout_buffer = GroupBuffer(self.observation_space, self.action_space, self.device)
-        self._sampler: StepSampler | None = None
-        self.curriculum = None if self.env is None else CurriculumDriver.of(self.env)
+        buffer = TokenBuffer if is_text(self) else GroupBuffer
+        self.rollout_buffer = buffer(self.observation_space, self.action_space, self.device)
+        self._sampler: Any = None
+        self.curriculum = None if self.env is None or is_text(self) else CurriculumDriver.of(self.env)
         if self.env is None:
+            return
+        if is_text(self):
+            self._setup_text(self.env)
             return
         if self.curriculum is not None and self.curriculum_state is not None:
             self.curriculum.set_state(self.curriculum_state)
@@ -296,6 +355,19 @@ class GRPO(OnPolicyAlgorithm):
             reset_prob if self.reset_prob is None else self.reset_prob,
         )
 
+    def _setup_text(self, env: Any) -> None:
+        """The sampler of completions; the env learns of the model's limits."""
+        policy: Any = self.policy
+        backbone = policy.backbone
+        policy.fit(env.encoder)
+        env.check_model(backbone.vocab_size, backbone.context, backbone.eos_ids)
+        if self.n_steps is None or self.n_steps == self._auto_n_steps:
+            self.n_steps = self._auto_n_steps = max(COMPLETIONS // self.group_size, 1) * self.group_size
+        check_completions(self)
+        self.groups = Grouping("episode", "prompt", f"completions are compared by {env.grouping}")
+        self.rollout_buffer.aggregation = objective.LOSSES[self.loss_type].aggregation  # type: ignore[attr-defined]
+        self._sampler = TokenSampler(self, env, self.group_size)
+
     def _announce_groups(self) -> None:
         """Says once how groups form and why; a fall-back of the critic-free agent is a warning at any verbosity."""
         if self.verbose >= 1:
@@ -306,29 +378,55 @@ class GRPO(OnPolicyAlgorithm):
             warn(str(self.groups))
 
     def _new_policy(self) -> ActorCriticPolicy:
-        ours = {"value_head": self.value_head, "normalize_obs": self.normalize_obs}
+        ours: dict[str, Any] = {}
+        if issubclass(self.policy_class, ControlPolicy):
+            ours = {"value_head": self.value_head, "normalize_obs": self.normalize_obs}
+        elif _is_language(self.policy_class):
+            ours = {"value_head": self.value_head}
+            if isinstance(self.env, TextVecEnv):
+                ours["encoder"] = self.env.encoder
         return self.policy_class(  # type: ignore[return-value]
             self.observation_space,
             self.action_space,
             self.lr_schedule,
             use_sde=self.use_sde,
-            **(self.policy_kwargs | (ours if issubclass(self.policy_class, ControlPolicy) else {})),
+            **(self.policy_kwargs | ours),
         ).to(self.device)
 
+    def _new_reference(self) -> Any:
+        """A frozen policy; the model under its adapters where it has some, which needs no copy."""
+        if not isinstance(self.policy, CausalLMPolicy):
+            return self._new_policy().requires_grad_(False)
+        if self.policy.adapters:
+            return BaseUnderAdapters(self.policy)
+        return self.policy.frozen_copy()
+
     def _renew_reference(self) -> None:
-        """The reference becomes a copy of the policy as it is now."""
-        if self.reference_policy is not None:
-            self.reference_policy.load_state_dict(getattr(self.policy, "_orig_mod", self.policy).state_dict())
-            self.reference_policy.set_training_mode(False)
+        """The reference becomes a copy of the policy as it is now; with `reference_mix` below 1 it moves that far."""
+        if self.reference_policy is None or isinstance(self.reference_policy, BaseUnderAdapters):
+            return
+        now = getattr(self.policy, "_orig_mod", self.policy).state_dict()
+        if self.reference_mix < 1 and self._iterations:
+            for name, value in self.reference_policy.state_dict().items():
+                value.lerp_(now[name].to(value), self.reference_mix) if value.is_floating_point() else value.copy_(
+                    now[name]
+                )
+        else:
+            self.reference_policy.load_state_dict({name: now[name] for name in self.reference_policy.state_dict()})
+        self.reference_policy.set_training_mode(False)
 
     @property
     def scale(self) -> str:
-        """`advantage_scale`, or what SB3's name for it says."""
+        """`advantage_scale`, or what SB3's name for it says; of completions "group", or what goes with the loss."""
+        if self.advantage_scale is None and is_text(self):
+            return "none" if self.loss_type in ("dr_grpo", "rloo") else "group"
         return self.advantage_scale or ("batch" if self.normalize_advantage else "none")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's; a gymnasium VectorEnv is converted."""
+        """As SB3's; a gymnasium VectorEnv is converted, and so is an env of texts."""
+        if is_text(env):
+            return TextVecEnv.of(env)
         sb3_env = from_vector_env(env) if isinstance(env, VectorEnv) else env
         return OnPolicyAlgorithm._wrap_env(sb3_env, verbose, monitor_wrapper)
 
@@ -353,6 +451,8 @@ class GRPO(OnPolicyAlgorithm):
         rollout_buffer.advantages = self.estimate_advantages(rollout_buffer)
         if self.reference_policy is not None:
             rollout_buffer.ref_log_prob = self._reference_log_prob(rollout_buffer)
+        if isinstance(rollout_buffer, TokenBuffer):
+            rollout_buffer.choose(self.tied_groups, self.mask_truncated, self.entropy_quantile)
         self._log_groups(rollout_buffer)
         if self.curriculum is not None:
             self.curriculum_state = self.curriculum.state()
@@ -390,9 +490,17 @@ class GRPO(OnPolicyAlgorithm):
 
     def group_advantages(self, rollout: GroupBuffer, returns: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """Group-relative advantages (T, N) of returns (T, N), before the minibatch's scale."""
+        if isinstance(rollout, TokenBuffer):
+            return rollout.spread(self._compare(*rollout.outcomes(returns)))
         group, age, mask = (rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask))
         if self.credit == "outcome":
             returns = adv.outcome_returns(returns, ends)
+        return self._compare(returns, ends, group, age, mask)
+
+    def _compare(
+        self, returns: th.Tensor, ends: th.Tensor, group: th.Tensor, age: th.Tensor, mask: th.Tensor
+    ) -> th.Tensor:
+        """Advantages of returns beside those of the group's others at the same age, all (T, N)."""
         if self.baseline == "moving_average":
             table = th.tensor(self._baseline_table, device=returns.device)
             if not len(table) or self._iterations % self.baseline_every == 0:
@@ -407,10 +515,15 @@ class GRPO(OnPolicyAlgorithm):
                 mask,
                 baseline=self.baseline,  # type: ignore[arg-type]
                 baseline_discount=self.baseline_discount,
-                scale="group" if self.scale == "group" else "none",
+                scale=self._scale_in_rollout,
                 weights=adv.segment_lengths(ends, mask).clamp(min=1) if self.baseline == "weighted" else None,
             )
         return adv.compress(advantages, mask, self.compression)  # type: ignore[arg-type]
+
+    @property
+    def _scale_in_rollout(self) -> Any:
+        """The scale of group advantages as they are made: steps leave "batch" to the minibatch, as SB3 does."""
+        return self.scale if self.scale == "group" or is_text(self) else "none"
 
     def _tails(self, rollout: GroupBuffer, rewards: th.Tensor) -> th.Tensor:
         """What lies beyond each end (T, N): 0 after termination; alive, the value of the true next observation, or
@@ -433,29 +546,30 @@ class GRPO(OnPolicyAlgorithm):
         """Updates the policy on the buffer: `n_epochs` passes over minibatches of `loss`."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        clip_range = self.clip_range(self._current_progress_remaining) * self._scale_of("clip_range")  # type: ignore[operator]
-        parameters = list(self.policy.parameters())
-        before = copy.deepcopy(self.policy.state_dict())
+        clip_range = self.clip_range(self._current_progress_remaining) * self._scale_of("clip_range")
+        update = self._programs.update(clip_range)
+        before = None if is_text(self) else copy.deepcopy(self.policy.state_dict())
         kl_limit = None if self.target_kl is None or self.trust_region else 1.5 * self.target_kl
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
         for _ in range(self.n_epochs):
-            for batch in self.rollout_buffer.get(self.batch_size):
+            seen = len(metrics)
+            for minibatch in update.minibatches():
                 try:
-                    loss, terms = self.loss(batch, clip_range)
+                    terms = update.differentiate(minibatch)
                 except ValueError:  # a distribution does not take parameters that are not finite
-                    self._check_update(metrics, before)
+                    self._check_update(metrics[seen:], before)
                     raise
                 metrics.append(terms)
                 if kl_limit is not None and terms["approx_kl"] > kl_limit:
                     stop = True
                     break
-                self.policy.optimizer.zero_grad()
-                loss.backward()
-                terms["grad_norm"] = th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-                self.policy.optimizer.step()
+                terms["grad_norm"] = update.clip()
+                if before is None and not terms["grad_norm"].isfinite():
+                    self._check_update(metrics[seen:], before)
+                update.step()
             self._n_updates += 1
-            self._check_update(metrics, before)
+            self._check_update(metrics[seen:], before)
             if stop:
                 break
         self._log_update(metrics, clip_range)
@@ -466,16 +580,26 @@ class GRPO(OnPolicyAlgorithm):
         if self.reference_every and self._iterations % self.reference_every == 0:
             self._renew_reference()
 
+    def differentiate(self, minibatch: Batch, clip_range: float) -> dict[str, th.Tensor]:
+        """Adds the gradient of `loss` to the parameters', a micro-batch at a time; its terms for the log."""
+        parts = []
+        for part in self.rollout_buffer.parts(minibatch, self.micro_batch_size):
+            loss, terms = self.loss(part, clip_range)
+            loss.backward()
+            parts.append((len(part.weight), terms))
+        return _together(parts)
+
     def loss(self, batch: Batch, clip_range: float) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """Σ weight·(surrogate + KL + entropy + value + auxiliary) over a minibatch, and its terms for the log."""
         values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, batch.actions)
         advantages = batch.advantages
-        if self.scale == "batch":
+        even = batch.weight if batch.even is None else batch.even
+        if self.scale == "batch" and batch.segment is None:
             advantages = objective.masked_standardize(advantages)
-        policy_loss = objective.aggregate(
-            objective.clipped_surrogate(log_prob, batch.old_log_prob, advantages, clip_range), batch.weight
-        )
-        entropy_loss = objective.aggregate(objective.entropy_loss(entropy, log_prob), batch.weight)
+        clipping = objective.Clipping(clip_range, self.clip_range_high, self.clip_delta, batch.segment)
+        surrogate = objective.LOSSES[self.loss_type].surrogate
+        policy_loss = objective.aggregate(surrogate(log_prob, batch.old_log_prob, advantages, clipping), batch.weight)
+        entropy_loss = objective.aggregate(objective.entropy_loss(entropy, log_prob), even)
         loss = policy_loss + self.ent_coef * entropy_loss
         terms = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
         if batch.returns is not None:
@@ -485,15 +609,21 @@ class GRPO(OnPolicyAlgorithm):
             terms["value_loss"] = objective.aggregate(value_loss, batch.weight)
             loss = loss + self.vf_coef * terms["value_loss"]
         if batch.ref_log_prob is not None:
-            kl = objective.aggregate(objective.kl_k2(log_prob, batch.ref_log_prob), batch.weight)
-            terms["reference_kl"] = objective.aggregate(objective.kl_k3(log_prob, batch.ref_log_prob), batch.weight)
+            kl_loss = objective.KL_LOSSES[self.kl_estimator](log_prob, batch.ref_log_prob, batch.old_log_prob)
+            kl = objective.aggregate(kl_loss, batch.weight)
+            terms["reference_kl"] = objective.aggregate(objective.kl_k3(log_prob, batch.ref_log_prob), even)
             loss = loss + self.kl_coef * kl
         for name, (auxiliary_loss, weight) in (self.auxiliary_losses or {}).items():
-            terms[f"auxiliary/{name}"] = auxiliary_loss(self.policy, batch).mean()
+            value = auxiliary_loss(self.policy, batch)
+            terms[f"auxiliary/{name}"] = value.mean() if batch.even is None else (value * batch.even).sum()
             loss = loss + weight * terms[f"auxiliary/{name}"]
         ratio = (log_prob - batch.old_log_prob).exp()
         terms["approx_kl"] = objective.approx_kl(log_prob, batch.old_log_prob)
         terms["clip_fraction"] = objective.clip_fraction(ratio, clip_range)
+        if batch.segment is not None:
+            terms |= objective.clip_ratios(
+                log_prob.detach(), batch.old_log_prob, batch.advantages, clipping, self.loss_type
+            )
         terms["loss"] = loss
         return loss, {name: term.detach() for name, term in terms.items()}
 
@@ -529,9 +659,12 @@ class GRPO(OnPolicyAlgorithm):
         """Measures KL(π_old‖π) over the whole rollout and moves the scale of what is steered."""
         if self.trust_region is None:
             return
-        batch = next(self.rollout_buffer.get())
-        log_prob = self.policy.evaluate_actions(batch.observations, batch.actions)[1]
-        kl = objective.approx_kl(log_prob, batch.old_log_prob).item()
+        parts = []
+        for batch in self.rollout_buffer.get():
+            for part in self.rollout_buffer.parts(batch, self.micro_batch_size):
+                log_prob = self.policy.evaluate_actions(part.observations, part.actions)[1]
+                parts.append((len(part.weight), {"approx_kl": objective.approx_kl(log_prob, part.old_log_prob)}))
+        kl = _together(parts)["approx_kl"].item() if parts else 0.0
         self.logger.record("train/kl", kl)
         self.logger.record("train/trust_region_scale", self.kl_scale)
         self.kl_scale = next_scale(self.kl_scale, kl, self.target_kl or TARGET_KL, self.trust_region)
@@ -549,21 +682,28 @@ class GRPO(OnPolicyAlgorithm):
 
     @th.no_grad()
     def _reference_log_prob(self, rollout: GroupBuffer) -> th.Tensor:
-        """Log-probabilities (M,) of the rollout's actions under the reference policy."""
-        obs, actions = rollout.rows()
+        """Log-probabilities of the rollout's actions under the reference policy: (M,), or (T, N) of tokens."""
         assert self.reference_policy is not None
-        return self.reference_policy.evaluate_actions(obs, actions)[1]
+        evaluate = self.reference_policy.evaluate_actions
+        if isinstance(rollout, TokenBuffer):
+            return rollout.per_token(lambda obs, actions: evaluate(obs, actions)[1], self.micro_batch_size)
+        obs, actions = rollout.rows()
+        return evaluate(obs, actions)[1]
 
-    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: dict[str, Any]) -> None:
-        """Once something is not finite: puts the policy back to the state `before` and raises NonFiniteError."""
+    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: dict[str, Any] | None) -> None:
+        """Once something is not finite: puts the policy back to the state `before` and raises NonFiniteError.
+
+        None: the policy is there still, as a gradient that is not finite takes no step.
+        """
         numbers = [terms[name] for terms in metrics for name in ("loss", "grad_norm") if name in terms]
         numbers += [parameter.detach().sum() for parameter in self.policy.parameters()]
         if hasattr(self.policy, "log_std"):
             numbers.append(self.policy.log_std.detach().abs().exp().max())  # the standard deviation, or one over it
         if th.stack(numbers).isfinite().all():
             return
-        self.policy.load_state_dict(before)
-        self.policy.optimizer.state.clear()  # its averages are not finite either
+        if before is not None:
+            self.policy.load_state_dict(before)
+            self.policy.optimizer.state.clear()  # its averages are not finite either
         raise NonFiniteError(
             f"the loss, its gradient, a parameter or the std is not finite at update {self._n_updates}"
             f" ({self.num_timesteps} env steps). The policy was put back to where it was before this update. A lower"
@@ -581,6 +721,9 @@ class GRPO(OnPolicyAlgorithm):
         if self._shared_rows is not None:
             self.logger.record("group/share", adv.masked_mean(self._shared_rows.float(), mask).item())
         self.logger.record("group/dropped_steps", sampler.counted - int(rollout.mask.sum()))
+        if isinstance(rollout, TokenBuffer) and isinstance(sampler, TokenSampler):
+            for name, value in completion_metrics(rollout, sampler.env.reward_names, sampler.dropped_groups).items():
+                self.logger.record(name, value)
         self.logger.record("train/advantage_mean", adv.masked_mean(advantages, mask).item())
         self.logger.record("train/advantage_std", adv.masked_std(advantages, mask).item())
 
@@ -657,13 +800,28 @@ class GRPO(OnPolicyAlgorithm):
         """
         with open_zip(path, custom_objects, trust) as (file, data):
             kwargs = foreign_arguments(data, str(path), bool(kwargs.get("value_head"))) | kwargs
+            named = (data.get("policy_kwargs") or {}).get("model")
+            if isinstance(named, str) and not trust and "policy_kwargs" not in kwargs:
+                raise UntrustedError(f"{path} names a model to be fetched, {named!r}: load(path, trust=True) does so")
             if kwargs.get("trust_region", data.get("trust_region")) in kwargs:  # what it scaled is given anew
                 kwargs.setdefault("kl_scale", 1.0)
             return super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
 
+    def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
+        """As SB3's; a language model is written as its configuration and weights, so that the file holds no code."""
+        given = self.policy_kwargs
+        if isinstance(self.policy, CausalLMPolicy):
+            kept = {name: value for name, value in given.items() if name not in ("model", "tokenizer")}
+            self.policy_kwargs = kept | self.policy.portable()
+        try:
+            super().save(path, exclude, include)
+        finally:
+            self.policy_kwargs = given
+
     def _excluded_save_params(self) -> list[str]:
         ours = [
             "_sampler",
+            "_programs",
             "_shared_rows",
             "groups",
             "curriculum",
@@ -671,6 +829,8 @@ class GRPO(OnPolicyAlgorithm):
             "reference_policy",
             "reward_scale",
         ]
+        if is_text(self):
+            ours.append("_last_obs")
         return [*super()._excluded_save_params(), *ours]
 
     def set_parameters(
@@ -700,6 +860,22 @@ def _make_env(env_id: str, group_size: int, seed: int | None) -> VecEnv:
         return make_group_env(env_id, n_groups=1, group_size=max(group_size, 1), seed=seed)
     except ForkError:
         return make_vec_env(env_id, n_envs=max(group_size, 1), seed=seed)
+
+
+def _together(parts: list[tuple[int, dict[str, th.Tensor]]]) -> dict[str, th.Tensor]:
+    """The terms of a minibatch from those of its parts, each with its rows: means over rows, or sums."""
+    if len(parts) == 1:
+        return parts[0][1]
+    total = sum(rows for rows, _ in parts)
+    means = ("approx_kl", "clip_fraction", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+    return {
+        name: th.stack([terms[name] * (rows / total if name in means else 1) for rows, terms in parts]).sum()
+        for name in parts[0][1]
+    }
+
+
+def _is_language(policy: Any) -> bool:
+    return policy == "CausalLMPolicy" or (isinstance(policy, type) and issubclass(policy, CausalLMPolicy))
 
 
 def _our_policy(policy: str | type[ActorCriticPolicy]) -> str | type[ActorCriticPolicy]:

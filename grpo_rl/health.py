@@ -106,6 +106,22 @@ METRICS = (
         log="train",
         slow=4,
     ),
+    _metric(
+        "repetition",
+        "share of 3-grams that a completion repeats",
+        warns=(None, 0.5),
+        finding="repetition",
+        log="completions",
+    ),
+    _metric(
+        "clipped_ratio",
+        "share of completions cut at the limit of tokens",
+        warns=(None, 0.95),
+        finding="cut_completions",
+        log="completions",
+        slow=4,
+    ),
+    _metric("mean_length", "tokens of a completion", log="completions"),
 )
 CRITIC_FREE = ("tied_groups", "small_groups", "uneven_groups")
 """Findings about groups matter where nothing else teaches: without a value head."""
@@ -189,6 +205,18 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
         "the value head is worse than a constant",
         (("normalize_reward", "True"), ("learning_rate", "/3")),
         (*SHAKEN, "large_gradient"),
+    ),
+    "repetition": Cause(
+        "completions say the same again and again: the policy has found a loop that pays, or has broken down",
+        (("kl_coef", "0.01"), ("ent_coef", "up"), ("learning_rate", "/3")),
+        ("large_steps", "collapsed_entropy"),
+        also="a reward that takes off for repeating",
+    ),
+    "cut_completions": Cause(
+        "next to all completions are cut before their end, so that rewards see halves",
+        (("mask_truncated", "True"),),
+        ("repetition", "large_steps"),
+        also="a larger max_new_tokens, or a reward for ending",
     ),
     "out_of_range": Cause("outside the range that you gave", ()),
 }

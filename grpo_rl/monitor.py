@@ -33,6 +33,7 @@ from grpo_rl.health import (
     shown_range,
     with_ranges,
 )
+from grpo_rl.token_buffer import TokenBuffer
 
 PATIENCE = 3
 """Rollouts in a row out of range that make a finding, and in range that end it."""
@@ -350,7 +351,7 @@ class HealthMonitor(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        row = self._last_update()
+        row = self._logged("train/") | self._logged("completions/")
         row |= {f"health/{name}": value for name, value in self._measure().items()}
         row["rollout/ep_rew_mean"] = float(safe_mean([episode["r"] for episode in self.model.ep_info_buffer or []]))
         self._judge(row)
@@ -363,12 +364,12 @@ class HealthMonitor(BaseCallback):
         self.logger.record("health/findings", len(self.diagnosis.active))
 
     def _on_training_end(self) -> None:
-        if row := self._last_update():
+        if row := self._logged("train/"):
             self._judge(row)
 
-    def _last_update(self) -> dict[str, float]:
+    def _logged(self, prefix: str) -> dict[str, float]:
         logged = self.logger.name_to_value
-        return {key: float(value) for key, value in logged.items() if key.startswith("train/") and _is_number(value)}
+        return {key: float(value) for key, value in logged.items() if key.startswith(prefix) and _is_number(value)}
 
     def _measure(self) -> dict[str, float]:
         rollout: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
@@ -409,6 +410,8 @@ def settings_of(model: BaseAlgorithm) -> dict[str, Any]:
         settings[name] = getattr(schedule, "val", getattr(schedule, "value", schedule))
     if "advantage_scale" in settings:
         settings["advantage_scale"] = model.scale  # type: ignore[attr-defined]
+    of_tokens = isinstance(getattr(model, "rollout_buffer", None), TokenBuffer)
+    settings.pop("normalize_reward" if of_tokens else "mask_truncated", None)
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None and normalizer.norm_reward and "normalize_reward" in settings:
         settings["normalize_reward"] = True

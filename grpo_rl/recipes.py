@@ -66,6 +66,7 @@ class Environment:
         id: A Gymnasium id. Either this or `class_`.
         class_: `class` in YAML: a `gymnasium.Env` by `file.py:Name` or `module:Name`.
         kwargs: Given to the environment's constructor.
+        evaluation: The same for evaluations, over `kwargs`: held-out data, for example.
         wrappers: From the inside out; each `module:Name`, or {class: module:Name, kwargs: {...}}.
         n_groups: Groups side by side, of `optimization.group_size` members each (of one, where the class has none).
         curriculum: Arguments of `grpo_rl.curriculum.Curriculum`, for training; evaluations are at the full difficulty.
@@ -75,6 +76,7 @@ class Environment:
     id: str | None = None
     class_: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Any] = field(default_factory=list)
     n_groups: int = 1
     curriculum: dict[str, Any] | None = None
@@ -119,6 +121,8 @@ class Recipe:
             del data["training"]["wandb"]
         if self.environment.curriculum is None:
             del data["environment"]["curriculum"]
+        if not self.environment.evaluation:
+            del data["environment"]["evaluation"]
         if self.resources.workers is None:
             del data["resources"]["workers"]
         return dump_yaml(data)

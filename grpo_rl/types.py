@@ -15,7 +15,10 @@ class Batch(NamedTuple):
     """A minibatch of packed rows, in the order in which the buffer shuffled them.
 
     `returns` and `old_values` are None without a value head, `ref_log_prob` without a reference policy.
-    `weight` (M,) holds each row's share of the loss and sums to one.
+    `weight` (M,) holds each row's share of the loss: 1/M for steps, an aggregation's for tokens (`objective.LOSSES`).
+
+    A row is a step, or a token. Of tokens, `segment` (M,) says which completion each belongs to, 0 … in ascending
+    order, and `even` (M,) is one over the tokens of the whole minibatch; both are None for steps.
     """
 
     observations: TensorObs
@@ -26,3 +29,5 @@ class Batch(NamedTuple):
     returns: th.Tensor | None
     old_values: th.Tensor | None
     ref_log_prob: th.Tensor | None
+    segment: th.Tensor | None = None
+    even: th.Tensor | None = None

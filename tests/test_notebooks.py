@@ -34,5 +34,5 @@ def test_it_is_stored_without_outputs(path):
         assert not any(word in cell.source for word in ("/home/", "/Users/", "/root/", "C:\\"))
 
 
-def test_there_is_one():
-    assert [path.stem for path in NOTEBOOKS] == ["quickstart"]
+def test_there_are_two():
+    assert [path.stem for path in NOTEBOOKS] == ["language", "quickstart"]

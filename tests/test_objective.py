@@ -1,6 +1,7 @@
 """Losses per row: numbers by hand, SB3's PPO formula, and what must not depend on how a batch is split."""
 
 import math
+from typing import Any
 
 import pytest
 import torch as th
@@ -10,15 +11,20 @@ from torch.testing import assert_close
 
 from grpo_rl.errors import ConfigError
 from grpo_rl.objective import (
+    KL_LOSSES,
+    LOSSES,
+    Clipping,
     aggregate,
     approx_kl,
     clip_fraction,
+    clip_ratios,
     clipped_surrogate,
     entropy_loss,
     kl_k1,
     kl_k2,
     kl_k3,
     masked_standardize,
+    row_weights,
     value_loss,
 )
 
@@ -183,3 +189,122 @@ def test_approx_kl_estimates_kl_of_old_from_new() -> None:
     samples = th.tensor([0] * 2 + [1] * 5 + [2] * 3)  # in proportion to the old policy: 0.2, 0.5, 0.3
     assert_close(approx_kl(new[samples], old[samples]), (old.exp() * (old - new)).sum())
     assert not approx_kl(new.clone().requires_grad_(), old).requires_grad
+
+
+# --- losses by name ---------------------------------------------------------------------------------------------------
+ROWS = th.tensor([0, 0, 1, 1, 1])
+
+
+def surrogate(name: str, ratio: list[float], advantage: list[float], **clipping: float) -> th.Tensor:
+    logp = th.tensor(ratio).log()
+    rows = ROWS[: len(ratio)]
+    settings = {"low": 0.2} | clipping
+    return LOSSES[name].surrogate(logp, th.zeros_like(logp), th.tensor(advantage), Clipping(**settings, segment=rows))
+
+
+def test_two_sided_clip_by_hand() -> None:
+    """ρ = 6, A = −1: −min(min(6, 4)·−1, 1.2·−1) = 4 with δ = 4, and 6 without; A = 1: 1.2 either way."""
+    th.testing.assert_close(surrogate("grpo", [6, 6], [-1, 1], delta=4.0), th.tensor([4.0, -1.2]))
+    th.testing.assert_close(surrogate("grpo", [6, 6], [-1, 1]), th.tensor([6.0, -1.2]))
+
+
+def test_gspo_by_hand() -> None:
+    """Rows (2, 8) and (1, 1, 1): sequence ratios exp(mean log) = 4 and 1. A = −1: a token's loss is its row's ratio."""
+    loss = surrogate("gspo", [2, 8, 1, 1, 1], [-1] * 5)
+    th.testing.assert_close(loss, th.tensor([4.0, 4, 1, 1, 1]))
+    th.testing.assert_close(surrogate("gspo", [2, 8, 1, 1, 1], [1] * 5)[0], th.tensor(-1.2))
+
+
+def test_rloo_by_hand() -> None:
+    """The ratio of a whole row is the product: 2 · 1/4 = 1/2, below the range; with A = −1 the clip is at 0.8."""
+    th.testing.assert_close(surrogate("rloo", [2, 0.25], [1, 1]), th.tensor([-0.5, -0.5]))
+    th.testing.assert_close(surrogate("rloo", [2, 0.25], [-1, -1]), th.tensor([0.8, 0.8]))
+
+
+def test_rloos_gradient_at_the_start_is_the_score_functions() -> None:
+    """−A · Σ ∇logp, each token 1: weights of "row_mean" with one row of two tokens, A = 3."""
+    logp = th.zeros(2, requires_grad=True)
+    loss = LOSSES["rloo"].surrogate(logp, th.zeros(2), th.full((2,), 3.0), Clipping(0.2, segment=ROWS[:2]))
+    aggregate(loss, row_weights("row_mean", th.tensor([2]), 2, 1, 8)[ROWS[:2]]).backward()
+    th.testing.assert_close(logp.grad, th.tensor([-3.0, -3.0]))
+
+
+def test_cispo_by_hand() -> None:
+    """ρ = (2, 9), ε_high = 5: the gradient is −min(ρ, 5)·A = −2, −5, where a clip would have none."""
+    logp = th.tensor([2.0, 9.0]).log().requires_grad_()
+    LOSSES["cispo"].surrogate(logp, th.zeros(2), th.ones(2), Clipping(0.2, 5.0)).sum().backward()
+    th.testing.assert_close(logp.grad, th.tensor([-2.0, -5.0]))
+
+
+def test_sapo_by_hand() -> None:
+    """At ρ = 1: −(4/τ)·σ(0)·A = −2A for A > 0 and −2A/1.05 below; its gradient there is −A, the plain one."""
+    logp = th.zeros(2, requires_grad=True)
+    loss = LOSSES["sapo"].surrogate(logp, th.zeros(2), th.tensor([1.0, -1.0]), Clipping(0.2))
+    th.testing.assert_close(loss.detach(), th.tensor([-2.0, 2 / 1.05]))
+    loss.sum().backward()
+    th.testing.assert_close(logp.grad, th.tensor([-1.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_every_loss_starts_with_the_policy_gradient(name: str) -> None:
+    """At ρ = 1 the gradient of each is −w·A, with w = 1, or the row's length for the ratio of a whole row."""
+    logp, advantage = th.zeros(5, requires_grad=True), th.tensor([1.0, 1, -2, -2, -2])
+    LOSSES[name].surrogate(logp, th.zeros(5), advantage, Clipping(0.2, 5.0, segment=ROWS)).sum().backward()
+    lengths = th.tensor([2.0, 2, 3, 3, 3])
+    th.testing.assert_close(logp.grad, -advantage * (lengths if name == "rloo" else 1))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("mean", (1 / 5, 1 / 5)),  # Σ mL / Σ m
+        ("row_mean", (1 / 4, 1 / 6)),  # mean over 2 rows of their means
+        ("rollout_mean", (2 / 20, 2 / 20)),  # 20 tokens in 2 minibatches
+        ("constant", (1 / 16, 1 / 16)),  # N · max_new_tokens = 2 · 8
+    ],
+)
+def test_aggregations_by_hand(aggregation: Any, expected: tuple[float, float]) -> None:
+    """Rows of 2 and 3 tokens in a minibatch; the rollout has 20 tokens in 2 minibatches, completions at most 8."""
+    weights = row_weights(aggregation, th.tensor([2, 3]), 20, 2, 8)
+    th.testing.assert_close(weights, th.tensor(expected))
+
+
+# --- KL losses, by enumeration ----------------------------------------------------------------------------------------
+def enumerated(estimator: str, sampled_by: list[float] | None = None) -> tuple[float, th.Tensor, float, th.Tensor]:
+    """(mean of the estimator, its mean gradient, the true KL, its gradient) over the 3 tokens of a policy."""
+    logits = th.tensor([0.3, -0.5, 0.9], dtype=th.float64, requires_grad=True)
+    ref = th.tensor([0.2, 0.5, 0.3], dtype=th.float64).log()
+    log_p = logits.log_softmax(0)
+    old = log_p.detach() if sampled_by is None else th.tensor(sampled_by, dtype=th.float64).log()
+    loss = (old.exp() * KL_LOSSES[estimator](log_p, ref, old)).sum()
+    true = (log_p.exp() * (log_p - ref)).sum()
+    gradients = [th.autograd.grad(x, logits, retain_graph=True)[0] for x in (loss, true)]
+    return loss.item(), gradients[0], true.item(), gradients[1]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [("k1", True, False), ("k2", False, True), ("k3", True, False), ("unbiased", True, True)],
+)
+def test_which_kl_losses_are_unbiased_on_policy(estimator: str, value: bool, gradient: bool) -> None:
+    mean, mean_gradient, true, true_gradient = enumerated(estimator)
+    assert (abs(mean - true) < 1e-9) == value
+    assert (mean_gradient - true_gradient).abs().max().lt(1e-9).item() == gradient
+
+
+def test_the_unbiased_kl_loss_stays_so_off_policy() -> None:
+    mean, mean_gradient, true, true_gradient = enumerated("unbiased", [0.5, 0.25, 0.25])
+    assert mean == pytest.approx(true)
+    th.testing.assert_close(mean_gradient, true_gradient)
+    assert (enumerated("k2", [0.5, 0.25, 0.25])[1] - true_gradient).abs().max() > 0.01
+
+
+def test_only_active_clips_count() -> None:
+    """ρ = (.7, 1.3, .7, 1.3), A = (1, 1, −1, −1), ε = .2: the second is clipped above, the third below."""
+    logp = th.tensor([0.7, 1.3, 0.7, 1.3]).log()
+    ratios = clip_ratios(logp, th.zeros(4), th.tensor([1.0, 1, -1, -1]), Clipping(0.2), "grpo")
+    assert {name: value.item() for name, value in ratios.items()} == {
+        "clip_ratio/low_mean": 0.25,
+        "clip_ratio/high_mean": 0.25,
+        "clip_ratio/region_mean": 0.5,
+    }

@@ -55,6 +55,7 @@ from stable_baselines3.common.vec_env import (
 
 import grpo_rl
 from grpo_rl import GRPO, CnnPolicy, LinearSchedule, MlpPolicy, MultiInputPolicy, make_group_env
+from grpo_rl.policies.language import CausalLMPolicy
 
 KINDS: list[dict[str, Any]] = [{"group_kind": "window"}, {"group_kind": "episode"}, {"value_head": True}]
 IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -144,7 +145,8 @@ def test_02_arguments_and_defaults_are_ppos() -> None:
 
 
 def test_03_policy_names() -> None:
-    assert GRPO.policy_aliases == {"MlpPolicy": MlpPolicy, "CnnPolicy": CnnPolicy, "MultiInputPolicy": MultiInputPolicy}
+    ours = {"MlpPolicy": MlpPolicy, "CnnPolicy": CnnPolicy, "MultiInputPolicy": MultiInputPolicy}
+    assert GRPO.policy_aliases == ours | {"CausalLMPolicy": CausalLMPolicy}
     with pytest.raises(ValueError, match=r'did you mean "MlpPolicy"\?'):
         GRPO("MlpPolcy", "CartPole-v1")
 

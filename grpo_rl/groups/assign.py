@@ -28,10 +28,13 @@ LONG_EPISODE = 500
 
 @dataclass(frozen=True)
 class Grouping:
-    """How groups form: `kind`, `means`, and `reason`, a sentence for the log. `forker` is there when means is fork."""
+    """How groups form: `kind`, `means`, and `reason`, a sentence for the log. `forker` is there when means is fork.
+
+    Completions of a language model are compared by "prompt", which no env of steps can.
+    """
 
     kind: Kind
-    means: Means
+    means: Means | Literal["prompt"]
     reason: str
     forker: Forker | None = None
 

@@ -22,6 +22,7 @@ from grpo_rl.groups.mujoco import MujocoVecEnv, supports
 from grpo_rl.grpo import GRPO
 from grpo_rl.loading import open_zip
 from grpo_rl.mujoco_log import quiet_build
+from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.recipes import (
     Environment,
     Recipe,
@@ -33,6 +34,8 @@ from grpo_rl.recipes import (
     takes_schedule,
 )
 from grpo_rl.schedules import parse_schedule
+from grpo_rl.text.prompt_env import PromptEnv
+from grpo_rl.text.vec_env import TextVecEnv, is_text
 
 CHECKPOINT = "checkpoint.safetensors"
 """Of a run, in its folder."""
@@ -46,11 +49,12 @@ def make_env(environment: Environment, training: bool = False, **kwargs: Any) ->
     Raises:
         ConfigError: A package is missing, or the environment does not know an argument.
     """
-    kwargs = environment.kwargs | kwargs
+    kwargs = environment.kwargs | ({} if training else environment.evaluation) | kwargs
     try:
         with quiet_build():
             if environment.class_ is not None:
                 env = load_object(environment.class_)(**kwargs)
+                env = env.column() if isinstance(env, TextVecEnv) else env
             else:
                 env = gymnasium.make(str(environment.id), **kwargs)
         for wrapper in environment.wrappers:
@@ -67,9 +71,19 @@ def make_env(environment: Environment, training: bool = False, **kwargs: Any) ->
     return Curriculum(env, **settings)
 
 
+def env_maker(environment: Environment) -> Callable[[], gymnasium.Env]:
+    """What makes the environments of an evaluation; of a `PromptEnv` the dataset is read once for all of them."""
+    made = None if environment.class_ is None else load_object(environment.class_)
+    if isinstance(made, type) and issubclass(made, PromptEnv):
+        return make_env(environment).column  # type: ignore[attr-defined]
+    return partial(make_env, environment)
+
+
 def build_env(recipe: Recipe) -> VecEnv:
     """The training environment: groups for GRPO where exact forks are possible, else SB3's DummyVecEnv."""
     environment, algorithm = recipe.environment, algorithm_class(recipe)
+    if (text := _text_env(recipe)) is not None:
+        return text
     make = partial(make_env, environment, training=True)
     n_envs = environment.n_groups
     if issubclass(algorithm, GRPO):
@@ -99,6 +113,31 @@ def build_env(recipe: Recipe) -> VecEnv:
         raise ConfigError(f"resources.workers is for GRPO, not for {algorithm.__name__}: leave it out")
     env: VecEnv = DummyVecEnv([lambda: Monitor(make())] * n_envs)
     return VecNormalize(env, gamma=setting(recipe, "gamma")) if environment.normalize else env
+
+
+def talks(recipe: Recipe) -> bool:
+    """Whether the recipe's agent is a language model of ours."""
+    policy = recipe.model["policy"]
+    return issubclass(algorithm_class(recipe).policy_aliases.get(policy, BaseAlgorithm), CausalLMPolicy)
+
+
+def _text_env(recipe: Recipe) -> TextVecEnv | None:
+    """The training environment where the recipe's class is one of texts: a PromptEnv, or what makes a TextVecEnv."""
+    environment = recipe.environment
+    made = None if environment.class_ is None else load_object(environment.class_)
+    if made is None or (isinstance(made, type) and not issubclass(made, (PromptEnv, TextVecEnv))):
+        return None
+    try:
+        made = made(**environment.kwargs)
+    except TypeError as error:
+        raise ConfigError(f"cannot make environment {environment.class_}: {error}") from error
+    if not is_text(made):
+        made.close()
+        return None
+    for name in ("wrappers", "curriculum", "normalize"):
+        if getattr(environment, name):
+            raise ConfigError(f"{recipe.source}, environment.{name}: not for texts, which are sampled as a whole")
+    return TextVecEnv.of(made)
 
 
 def build_agent(recipe: Recipe, env: VecEnv) -> OnPolicyAlgorithm:
@@ -132,11 +171,12 @@ def load_agent(recipe: Recipe, path: Path, trust: bool = False) -> OnPolicyAlgor
     if not path.is_file():
         raise ConfigError(f"no saved agent {path}")
     set_threads(recipe)
-    policy = _policy(recipe)
+    policy, algorithm = _policy(recipe), algorithm_class(recipe)
     code = {"policy_kwargs": policy["policy_kwargs"]}
     if not isinstance(policy["policy"], str):
         code["policy_class"] = policy["policy"]
-    algorithm = algorithm_class(recipe)
+    elif talks(recipe):
+        code = {}  # a file of a language model holds its configuration and tokenizer as plain data
     checked: dict[str, Any] = (
         {"trust": True} if issubclass(algorithm, GRPO) else {}
     )  # by open_zip, SB3's own algorithms too

@@ -23,7 +23,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 import grpo_rl
 from grpo_rl.checkpoint import checkpoint_steps, load_checkpoint
 from grpo_rl.errors import ConfigError
-from grpo_rl.lab.build import CHECKPOINT, build_agent, build_env, make_env, read_run, seen_by
+from grpo_rl.lab.build import CHECKPOINT, build_agent, build_env, env_maker, read_run, seen_by
+from grpo_rl.lab.completions import COMPLETIONS
 from grpo_rl.lab.film import film
 from grpo_rl.lab.health import draw, examine
 from grpo_rl.lab.logs import open_logs
@@ -32,6 +33,7 @@ from grpo_rl.lab.training import RunStopped, Say, train
 from grpo_rl.lab.wandb_log import log_to_wandb, require_wandb
 from grpo_rl.mujoco_log import log_into
 from grpo_rl.recipes import Recipe, check_name
+from grpo_rl.text.vec_env import is_text
 
 
 class Episodes(NamedTuple):
@@ -171,7 +173,7 @@ def evaluate_run(run: Path, agent: BaseAlgorithm, recipe: Recipe, say: Say = pri
     result: dict[str, Any] = {"episodes": recipe.training.episodes, "seed": seed, "steps": agent.num_timesteps}
     for name, deterministic in (("mode", True), ("sampled", False)):
         episodes, see = recipe.training.episodes, seen_by(agent)
-        played = evaluate(agent, lambda: make_env(recipe.environment), episodes, deterministic, seed, see)
+        played = evaluate(agent, env_maker(recipe.environment), episodes, deterministic, seed, see)
         mean, std = float(played.returns.mean()), float(played.returns.std())
         result[name] = {
             "mean": mean,
@@ -225,8 +227,11 @@ def _finish(agent: OnPolicyAlgorithm, recipe: Recipe, run: Path, say: Say) -> No
     evaluation = evaluate_run(run, agent, recipe, say)
     curve(run, evaluation)
     draw(run, examine(run))
-    reason = film(run, run / "episode.gif", trust=True)  # the agent's file is this program's own
-    say(f"no GIF: {reason}" if reason else f"a film of one episode: {run / 'episode.gif'}")
+    if is_text(agent):
+        say(f"completions to read: {run / COMPLETIONS}")
+    else:
+        reason = film(run, run / "episode.gif", trust=True)  # the agent's file is this program's own
+        say(f"no GIF: {reason}" if reason else f"a film of one episode: {run / 'episode.gif'}")
     say(f"look at it again: grpo-rl evaluate {run} | grpo-rl play {run} | tensorboard --logdir {run.parent}")
 
 
@@ -275,9 +280,11 @@ def _new_folder(path: Path) -> Path:
 
 
 def _stack(observations: list[Any]) -> Any:
-    """E observations as one batch: an array, or a dict of arrays."""
+    """E observations as one batch: an array, a dict of arrays, or a list of texts."""
     if isinstance(observations[0], dict):
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
+    if isinstance(observations[0], str):
+        return observations  # an array of them would forget their ids
     return np.stack(observations)
 
 

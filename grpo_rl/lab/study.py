@@ -31,7 +31,7 @@ import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 
 from grpo_rl.errors import ConfigError, did_you_mean
-from grpo_rl.lab.build import build_agent, build_env, drivers, make_env
+from grpo_rl.lab.build import build_agent, build_env, drivers, env_maker
 from grpo_rl.lab.records import Row, Run, read_rows, write_rows
 from grpo_rl.lab.run import evaluate, versions
 from grpo_rl.recipes import PACKAGE, Recipe, check, find, label, make_recipe, merge, read_recipe, read_yaml, shipped
@@ -223,7 +223,7 @@ class _Evaluations(BaseCallback):
         means = [
             evaluate(
                 self.model,
-                lambda: make_env(self.recipe.environment),
+                env_maker(self.recipe.environment),
                 episodes,
                 deterministic,
                 seed,

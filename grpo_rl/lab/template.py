@@ -5,7 +5,9 @@ from typing import Any
 
 import yaml
 
+from grpo_rl.defaults import settled
 from grpo_rl.lab.build import default
+from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.recipes import NOT_MODEL, NOT_OPTIMIZATION, Recipe, algorithm_class, parameters, resolve
 
 
@@ -16,9 +18,12 @@ def template(recipe: Recipe) -> str:
     named = resolve(policy) if ":" in policy else algorithm.policy_aliases[policy]
     offered: dict[str, dict[str, Any]] = {
         "training": {"wandb": None},
-        "environment": {"curriculum": None},
+        "environment": {"curriculum": None, "evaluation": {}},
         "model": _defaults(named, NOT_MODEL),
-        "optimization": _defaults(algorithm, NOT_OPTIMIZATION),
+        "optimization": {
+            name: settled(name, value, issubclass(named, CausalLMPolicy))
+            for name, value in _defaults(algorithm, NOT_OPTIMIZATION).items()
+        },
     }
     lines = []
     for key, value in yaml.safe_load(recipe.to_yaml()).items():

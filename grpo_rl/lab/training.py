@@ -18,9 +18,11 @@ from stable_baselines3.common.utils import safe_mean
 from grpo_rl.checkpoint import CheckpointEvery, resume
 from grpo_rl.errors import GRPOError
 from grpo_rl.lab.build import CHECKPOINT, drivers
+from grpo_rl.lab.completions import CompletionTable
 from grpo_rl.lab.health import read_log
 from grpo_rl.monitor import HealthMonitor
 from grpo_rl.progress import ProgressBar
+from grpo_rl.text.vec_env import is_text
 
 Say = Callable[[str], None]
 
@@ -112,6 +114,8 @@ def train(agent: OnPolicyAlgorithm, steps: int, run: Path, say: Say, again: bool
     checkpoints = Checkpoints(run, steps, None if bar else say, stop, say)
     monitor = HealthMonitor(say=say, history=read_log(run) if again else ())
     callbacks: list[BaseCallback] = [checkpoints, monitor, *drivers(agent)]
+    if is_text(agent):
+        callbacks.append(CompletionTable(run, max(steps // PARTS, 1)))
     try:
         with stop.listening(), _progress_bar(callbacks) if bar else _nothing():
             if again:

@@ -9,7 +9,6 @@ import copy
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
@@ -17,10 +16,11 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.errors import ConfigError, NonFiniteError
+from grpo_rl.fast.acting import Acting
 from grpo_rl.groups.assign import Grouping
 from grpo_rl.groups.forker import Root
 from grpo_rl.sampling.plans import BatchGroups, EpisodeGroups, Plan, SeededGroups, WindowGroups
-from grpo_rl.types import Obs, TensorObs
+from grpo_rl.types import Obs
 
 
 def obs_row(obs: Obs, column: int) -> Any:
@@ -91,6 +91,7 @@ class StepSampler:
         else:
             self.plan = WindowGroups(self, group_size, fork_prob, reset_prob, respawn=not model.value_head)
         self.group_share = 1.0
+        self.acting = Acting(model, env.num_envs)
         self._next_group = 0
         self._forget(np.empty(0))  # not an observation that an env has given: the first rollout starts anew
 
@@ -113,6 +114,7 @@ class StepSampler:
         if model.use_sde:
             model.policy.reset_noise(self.env.num_envs)
         callback.on_rollout_start()
+        self.acting.begin()
         self.plan.begin(n_steps)
         while not self.plan.finished():
             if model.use_sde and model.sde_sample_freq > 0 and len(buffer) % model.sde_sample_freq == 0:
@@ -126,7 +128,7 @@ class StepSampler:
     def _step(self, callback: BaseCallback) -> bool:
         model, env, obs = self.model, self.env, self._obs
         obs_tensor = obs_as_tensor(obs, model.device)
-        actions, env_actions, values, log_probs = self._act(obs_tensor)
+        actions, env_actions, values, log_probs = self._act(obs)
         stepped = ~self.frozen
         if self.forker is not None and self.forker.can_freeze:
             self.forker.group_env.frozen[:] = self.frozen  # type: ignore[union-attr]
@@ -192,18 +194,16 @@ class StepSampler:
             self.plan.after_step(dones)
         return goes_on
 
-    @th.no_grad()
-    def _act(self, obs: TensorObs) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    def _act(self, obs: Obs) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
         """Actions as sampled and as the env takes them (clipped or unscaled), values (N,) or None, log-probs (N,)."""
         policy = self.model.policy
-        actions, values, log_probs = policy(obs)
-        actions = actions.cpu().numpy()
+        actions, values, log_probs = self.acting(obs)
         env_actions = actions
         if isinstance(space := self.model.action_space, spaces.Box):
             env_actions = (
                 policy.unscale_action(actions) if policy.squash_output else np.clip(actions, space.low, space.high)
             )
-        return actions, env_actions, None if values is None else values.flatten().cpu().numpy(), log_probs.cpu().numpy()
+        return actions, env_actions, values, log_probs
 
     def _check_finite(self, obs: Obs, rewards: np.ndarray) -> None:
         parts = {f"observation {key}": o for key, o in obs.items()} if isinstance(obs, dict) else {"observation": obs}

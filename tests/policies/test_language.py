@@ -1,0 +1,262 @@
+"""`CausalLMPolicy`: what SB3 and users see of a language model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.logger import configure
+from tiny_models import language_model, reversal_env, tiny, tokenizer
+
+from grpo_rl.errors import ConfigError
+from grpo_rl.policies.language import CausalLMPolicy
+from grpo_rl.text.spaces import Unicode
+from grpo_rl.text.tokenizing import Encoder
+
+PROMPTS = [[3, 4, 5], [7]]
+
+
+def policy(model: Any = None, **settings: Any) -> CausalLMPolicy:
+    settings = {"encoder": Encoder(tokenizer(), 6)} | settings
+    return CausalLMPolicy(Unicode(), Unicode(), lambda _: 1e-3, model=tiny() if model is None else model, **settings)
+
+
+def rows(tokens: int = 4) -> tuple[dict[str, th.Tensor], th.Tensor]:
+    """Two completions of each of two prompts; of the second's the first token is an env's."""
+    th.manual_seed(1)
+    ids = th.randint(2, 26, (4, tokens))
+    trained = th.ones(4, tokens, dtype=th.bool)
+    trained[1, 0] = trained[3, -1] = False
+    prompts, mask = th.tensor([[3, 4, 5], [0, 0, 7]]), th.tensor([[1, 1, 1], [0, 0, 1]]).bool()
+    obs = {"prompts": prompts, "prompt_mask": mask, "prompt_of": th.arange(4) // 2, "tokens": ids, "trained": trained}
+    return obs, ids[trained]
+
+
+def test_importing_grpo_rl_imports_no_transformers() -> None:
+    code = "import grpo_rl.grpo, sys; assert not {'transformers', 'peft', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_evaluate_actions_gives_the_chosen_tokens_only() -> None:
+    """14 of 16 tokens were chosen by the policy; each log-probability is the whole row's, read in one piece."""
+    mine, (obs, actions) = policy(), rows()
+    values, log_prob, entropy = mine.evaluate_actions(obs, actions)
+    assert values is None and log_prob.shape == entropy.shape == (14,)
+    expected = []
+    for n in range(4):
+        prompt = PROMPTS[n // 2]
+        ids = th.tensor([prompt + obs["tokens"][n].tolist()])
+        log_p = mine.backbone.lm(input_ids=ids).logits[0].log_softmax(-1)
+        for t in range(4):
+            if obs["trained"][n, t]:
+                expected.append(log_p[len(prompt) + t - 1, ids[0, len(prompt) + t]])
+    th.testing.assert_close(log_prob, th.stack(expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("critic", [None, "separate"])
+def test_value_head(critic: str | None) -> None:
+    """Values begin at 0; a separate critic leaves the model without a gradient of the value loss, a shared one not."""
+    mine, (obs, actions) = policy(value_head=True, critic=critic), rows()
+    values = mine.evaluate_actions(obs, actions)[0]
+    assert values is not None and values.shape == (14, 1) and (values == 0).all()
+    th.testing.assert_close(mine.predict_values(obs), values)
+    with th.no_grad():
+        mine.value_net.weight.normal_()
+    values = mine.evaluate_actions(obs, actions)[0]
+    th.testing.assert_close(mine.predict_values(obs), values, rtol=1e-4, atol=1e-5)
+    values.square().sum().backward()
+    touched = any(p.grad is not None and p.grad.abs().sum() > 0 for p in mine.backbone.parameters())
+    assert touched == (critic is None)
+
+
+def test_without_a_value_head_there_is_no_value() -> None:
+    mine = policy()
+    assert mine.value_net is None and not any("value" in name for name, _ in mine.named_parameters())
+    with pytest.raises(AttributeError, match="value_head=True"):
+        mine.predict_values(rows()[0])
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        mine, (obs, actions) = policy(gradient_checkpointing=checkpointing), rows()
+        mine.set_training_mode(True)
+        layer = mine.backbone.body.layers[0]
+        assert layer.training == checkpointing and not layer.self_attn.training
+        mine.evaluate_actions(obs, actions)[1].sum().backward()
+        gradients.append(th.cat([p.grad.flatten() for p in mine.parameters() if p.grad is not None]))
+        mine.set_training_mode(False)
+        assert not layer.training
+    th.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_autocast_keeps_log_probabilities_in_fp32() -> None:
+    mine, (obs, actions) = policy(), rows()
+    exact = mine.evaluate_actions(obs, actions)[1]
+    half = policy(autocast="bf16")
+    log_prob = half.evaluate_actions(obs, actions)[1]
+    assert log_prob.dtype == th.float32
+    difference = (log_prob - exact).abs().max()
+    assert 0 < difference < 0.5
+    assert all(p.dtype == th.float32 for p in half.parameters())
+
+
+def test_lora_trains_the_adapters_only_and_is_its_own_reference() -> None:
+    pytest.importorskip("peft")
+    from grpo_rl.policies.language import BaseUnderAdapters
+
+    mine, (obs, actions) = policy(lora=2), rows()
+    assert mine.adapters
+    trained = [name for name, p in mine.named_parameters() if p.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+    reference = BaseUnderAdapters(mine)
+    assert not list(reference.parameters())
+    base = policy().evaluate_actions(obs, actions)[1]
+    with th.no_grad():
+        for name, p in mine.named_parameters():
+            if "lora_B" in name:
+                p.normal_()
+    assert (mine.evaluate_actions(obs, actions)[1] - base).abs().max() > 0.1
+    th.testing.assert_close(reference.evaluate_actions(obs, actions)[1], base)
+
+
+def test_a_frozen_copy_is_apart() -> None:
+    mine, (obs, actions) = policy(value_head=True), rows()
+    frozen = mine.frozen_copy()
+    before = frozen.evaluate_actions(obs, actions)[1]
+    assert not any(p.requires_grad for p in frozen.parameters()) and frozen.value_net is None
+    with th.no_grad():
+        next(mine.backbone.parameters()).add_(1)
+    th.testing.assert_close(frozen.evaluate_actions(obs, actions)[1], before, rtol=0, atol=0)
+
+
+# --- text in, text out ------------------------------------------------------------------------------------------------
+def test_predict_gives_a_text_for_a_text_and_a_list_for_a_list() -> None:
+    mine = policy()
+    said, state = mine.predict("abc>", deterministic=True)
+    assert isinstance(said, str) and state is None
+    both, _ = mine.predict(["abc>", "b>"], deterministic=True)
+    assert isinstance(both, list) and both[0] == said
+    assert mine.predict(np.array(["abc>"], object), deterministic=True)[0] == [said]
+    assert mine.predict([], deterministic=True)[0] == []
+    np.random.seed(0)
+    first = mine.predict(["abc>"] * 8)[0]
+    np.random.seed(0)
+    assert mine.predict(["abc>"] * 8)[0] == first and len(set(first)) > 1
+
+
+def test_save_pretrained_loads_with_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    mine = policy()
+    mine.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for (name, a), b in zip(mine.backbone.model.state_dict().items(), loaded.state_dict().values(), strict=True):
+        th.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
+    assert AutoTokenizer.from_pretrained(tmp_path)("abc>")["input_ids"] == tokenizer()("abc>")["input_ids"]
+    again = policy(str(tmp_path))  # a path is a model, too
+    assert again.predict("abc>", deterministic=True) == mine.predict("abc>", deterministic=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_head": True}, {"kl_coef": 0.1}], ids=str)
+def test_an_agent_survives_its_zip(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Text settings, weights and tokenizer: it predicts without an env, and trains on with one."""
+    from grpo_rl import GRPO
+
+    model = language_model(policy_kwargs={"temperature": 0.7}, **settings).learn(64)
+    model.save(tmp_path / "agent")
+    loaded = GRPO.load(tmp_path / "agent", device="cpu")
+    for (name, a), b in zip(model.policy.state_dict().items(), loaded.policy.state_dict().values(), strict=True):
+        th.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
+    assert loaded.policy.temperature == 0.7
+    assert loaded.predict("abc>", deterministic=True) == model.predict("abc>", deterministic=True)
+    GRPO.load(tmp_path / "agent", env=reversal_env(), device="cpu").learn(64)
+
+
+def test_a_file_that_names_a_model_to_be_fetched_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `save` writes is a configuration; a name, which would be looked up on a hub, was put there by somebody."""
+    from grpo_rl import GRPO
+    from grpo_rl.errors import UntrustedError
+
+    model = language_model()
+    honest = CausalLMPolicy.portable
+    monkeypatch.setattr(CausalLMPolicy, "portable", lambda self: honest(self) | {"model": "somebody/something"})
+    model.save(tmp_path / "agent")
+    with pytest.raises(UntrustedError, match="names a model to be fetched, 'somebody/something'"):
+        GRPO.load(tmp_path / "agent", device="cpu")
+
+
+def test_a_policy_alone_survives_its_file(tmp_path: Path) -> None:
+    mine = policy(temperature=0.5)
+    mine.save(str(tmp_path / "policy.pt"))
+    loaded = CausalLMPolicy.load(str(tmp_path / "policy.pt"))
+    assert loaded.temperature == 0.5
+    assert loaded.predict("abc>", deterministic=True) == mine.predict("abc>", deterministic=True)
+
+
+def test_another_env_takes_the_place_of_the_first() -> None:
+    """Its tokenizer, limits and rewards count from then on."""
+    model = language_model()
+    model.learn(64)
+    model.set_env(reversal_env(max_new_tokens=9))
+    model.learn(64)
+    assert model.rollout_buffer.max_length == 9 and model.policy.encoder.max_new_tokens == 9
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"autocast": "bf16"}, {"autocast": "bf16", "gradient_checkpointing": True}, {"dtype": "bf16"}, {"chunk": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_precisions_and_checkpointing_train(family: str, kwargs: dict[str, Any]) -> None:
+    """Half precision samples by cache and trains in one pass: near the same, and KL 0 within its rounding."""
+    model = language_model(model=tiny(family), policy_kwargs=kwargs, kl_coef=0.1, learning_rate=1e-4)
+    before = th.nn.utils.parameters_to_vector(model.policy.parameters()).clone()
+    model.set_logger(configure(None, []))
+    model.learn(150)
+    log = model.logger.name_to_value
+    after = th.nn.utils.parameters_to_vector(model.policy.parameters())
+    assert after.isfinite().all() and not th.equal(after, before)
+    assert after.dtype == (th.bfloat16 if "dtype" in kwargs else th.float32)
+    assert abs(log["train/approx_kl"]) < 0.05 and np.isfinite(log["train/grad_norm"])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": None}, "give policy_kwargs"),
+        ({"model": th.nn.Linear(2, 2)}, "expected a causal language model"),
+        ({"model": 3}, "expected a causal language model"),
+        ({"temperature": 0}, "temperature=0: expected above 0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"critic": "separate"}, "goes with value_head=True"),
+        ({"critic": "own", "value_head": True}, 'expected "separate"'),
+        ({"autocast": "int8"}, "expected one of bf16"),
+        ({"use_sde": True}, "continuous actions"),
+        ({"model": tiny().requires_grad_(False)}, "no trainable parameter"),
+        ({"model": tiny(vocabulary=20)}, "the tokenizer does not match the model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    model = settings.pop("model", "tiny")
+    with pytest.raises(ConfigError, match=message):
+        CausalLMPolicy(
+            Unicode(),
+            Unicode(),
+            lambda _: 1e-3,
+            **({"model": tiny() if isinstance(model, str) else model, "encoder": Encoder(tokenizer(), 6)} | settings),
+        )
+
+
+def test_predict_without_a_tokenizer_says_so() -> None:
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        policy(encoder=None).predict("abc>")

@@ -1,0 +1,63 @@
+"""The two granularities are one: stepping a `TokenEnv` gives what the fast path gives, and GRPO trains on it too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from tiny_models import agreement, language_model, sampled, tiny
+
+from grpo_rl import GRPO
+from grpo_rl.text.prompt_env import PromptEnv
+from grpo_rl.text.token_env import TokenEnv
+from grpo_rl.text.tokenizing import char_tokenizer
+from grpo_rl.text.toy import tiny_llama
+
+KWARGS: dict[str, Any] = {"temperature": 0.6, "top_k": 12, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen"])
+def test_stepping_token_by_token_gives_the_log_probabilities_of_the_fast_path(family: str) -> None:
+    tokenizer = char_tokenizer("abcdefghijklmnopqrstuv>")
+    tasks = [PromptEnv([prompt], [agreement], tokenizer, max_new_tokens=6) for prompt in ("abc>", "d>")]
+    for task in tasks:
+        model = language_model(task, tiny(family), KWARGS, n_steps=4)
+        rollout = sampled(model)
+        env = TokenEnv(PromptEnv([rollout_prompt(task)], [agreement], tokenizer, max_new_tokens=6), max_length=16)
+        for n, ids in enumerate(rollout.tokens):
+            obs, _ = env.reset()
+            for t, token in enumerate(ids):
+                batch = {key: th.as_tensor(value).unsqueeze(0) for key, value in obs.items()}
+                log_prob = model.policy.evaluate_actions(batch, th.tensor([token]))[1]
+                assert log_prob.item() == pytest.approx(rollout.log_probs[t, n], abs=2e-5)
+                obs, reward, terminated, truncated, _ = env.step(token)
+            assert terminated or truncated
+            assert reward == pytest.approx(rollout.rewards[:, n].sum())
+
+
+def rollout_prompt(task: PromptEnv) -> str:
+    return str(task.reset()[0])
+
+
+def test_grpo_trains_on_single_tokens_as_on_any_env() -> None:
+    """The control path, groups by resets with one seed: it learns to echo a letter."""
+    tokenizer = char_tokenizer("ab>")
+    task = PromptEnv(["a>", "b>"], [agreement], tokenizer, max_new_tokens=2, seed=0)
+    model = GRPO(
+        "CausalLMPolicy",
+        TokenEnv(task),
+        policy_kwargs={"model": tiny_llama(tokenizer, hidden=32, layers=1)},
+        learning_rate=1e-2,
+        n_steps=64,
+        batch_size=64,
+        group_size=8,
+        seed=0,
+        device="cpu",
+    )
+    assert (model.n_epochs, model.gamma, model.batch_size, model.loss_type) == (1, 1.0, 64, "clipped")
+    model.learn(4000)
+    assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 0.8
+    action, _ = model.predict(TokenEnv(task).reset()[0], deterministic=True)
+    assert np.asarray(action).shape == ()
