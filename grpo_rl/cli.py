@@ -278,7 +278,6 @@ def _doctor(options: argparse.Namespace) -> int:
         from grpo_rl.lab import health
 
         return health.report(Path(options.env))
-    import gymnasium
     import torch
 
     from grpo_rl.forks.probe import probe_fork
@@ -287,7 +286,11 @@ def _doctor(options: argparse.Namespace) -> int:
     from grpo_rl.recipes import check_env_id, shipped
 
     if options.env:
-        check_env_id(options.env, "grpo-rl doctor")
+        path = "/" in options.env or "\\" in options.env
+        where = (
+            f"grpo-rl doctor: no folder {options.env}, and no environment of that name" if path else "grpo-rl doctor"
+        )
+        check_env_id(options.env, where)
     for name, value in versions().items():
         print(f"{name:18} {value}")
     print(f"{'recipes':18} {shipped()}")
@@ -300,10 +303,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(f"{f'GL, {backend}':18} {'works off screen' if works else 'does not work'}")
     if not options.env:
         return 0
-    try:
-        report = probe_fork(options.env)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigError(f"cannot make {options.env}: {' '.join(str(error).split())}") from error
+    report = probe_fork(options.env)
     print(f"{'forks':18} {report}")
     return 0
 

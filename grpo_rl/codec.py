@@ -8,10 +8,12 @@ object of that name already: nothing is imported, and no class is made that is n
 
 from __future__ import annotations
 
+import copy
 import enum
 import hashlib
 import json
 import logging
+import random
 import sys
 import types
 from collections import OrderedDict, deque
@@ -46,6 +48,7 @@ PLAIN = frozenset(
 """Classes without code of their own at construction or destruction: an instance is its attributes."""
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _HANDLES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, logging.Logger, Space)
+_LAYERS = "layers of "
 _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _KINDS = "biufcSUmM"
 
@@ -111,7 +114,7 @@ class _Writer:
 
     def _tagged(self, value: Any, kind: type, path: str) -> dict[str, Any]:
         if kind.__name__ in RECORDS and RECORDS[kind.__name__] is kind:
-            fields = {name: self.node(item, f"{path}.{name}") for name, item in _record(value)}
+            fields = {name: self.node(item, self._place(value, name, path)) for name, item in _record(value)}
             return {"$record": kind.__name__, "fields": fields}
         if kind in _SEQUENCES:
             return {_SEQUENCES[kind]: [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]}
@@ -132,6 +135,11 @@ class _Writer:
             return {"$bytes": self._array(np.frombuffer(value, np.uint8), path)}
         if kind is np.random.Generator and type(value.bit_generator).__name__ in _GENERATORS:
             return {"$rng": self.node(value.bit_generator.state, f"{path}.state")}
+        if kind is random.Random:
+            return {"$random": self.node(value.getstate(), path)}
+        if kind is th.Generator:
+            state = self._array(value.get_state().numpy(), path)
+            return {"$torch_rng": state, "device": str(value.device)}
         if kind is HeldSnapshot:
             return self.node(value.fetch(), path)
         if kind.__module__.startswith("mujoco.") and kind.__name__ == "MjData":
@@ -141,6 +149,10 @@ class _Writer:
     def _object(self, value: Any, kind: type, path: str) -> dict[str, Any]:
         if isinstance(value, enum.Enum):
             return {"$enum": _name(kind), "member": value.name}
+        if isinstance(value, Space):
+            rngs = [part._np_random for part in _parts(value)]
+            if any(rng is not None for rng in rngs):
+                return {"$space": _name(value), "rngs": self.node(rngs, f"{path}.np_random")}
         if isinstance(value, _HANDLES) and _name(value):
             return {"$handle": _name(value)}
         if _is_data(kind):
@@ -148,6 +160,17 @@ class _Writer:
         if _name(kind) in PLAIN:
             return {"$plain": _name(kind), "attributes": self._items(vars(value), path)}
         raise NoCodec(f"{path.lstrip('.') or 'the state'} is a {kind.__module__}.{kind.__qualname__}")
+
+    @staticmethod
+    def _place(value: Any, name: str, path: str) -> str:
+        """Where a field of a record is, in the words of who wrote the env: MyEnv.attribute."""
+        if isinstance(value, Snapshot) and name == "layers":
+            return _LAYERS + "<".join(kind.__name__ for kind in value.kinds)
+        if isinstance(value, Layer) and path.startswith(_LAYERS):
+            names, _, index = path.removeprefix(_LAYERS).rpartition("[")
+            owner = names.split("<")[int(index.rstrip("]"))]
+            return {"attributes": owner, "native": f"the snapshot of {owner}"}.get(name, f"{owner}.{name}")
+        return f"{path}.{name}"
 
     def _items(self, mapping: Mapping[Any, Any], path: str) -> list[Any]:
         return [[self.node(key, path), self.node(item, f"{path}[{key!r}]")] for key, item in mapping.items()]
@@ -181,6 +204,9 @@ class _Reader:
             "$tensor": self._tensor,
             "$bytes": lambda name, _: self.arrays[name].tobytes(),
             "$rng": self._rng,
+            "$random": self._random,
+            "$torch_rng": self._torch_rng,
+            "$space": self._space,
             "$enum": self._enum,
             "$handle": lambda name, _: self._handle(name),
             "$data": self._data,
@@ -228,6 +254,27 @@ class _Reader:
         generator = getattr(np.random, state["bit_generator"])(0)
         generator.state = state
         return np.random.Generator(generator)
+
+    def _random(self, content: Any, _: dict[str, Any]) -> random.Random:
+        generator = random.Random(0)
+        generator.setstate(self.value(content))
+        return generator
+
+    def _torch_rng(self, name: str, node: dict[str, Any]) -> th.Generator:
+        generator = th.Generator(th.device(str(node["device"])))
+        generator.set_state(th.from_numpy(self.arrays[name].copy()))
+        return generator
+
+    def _space(self, name: str, node: dict[str, Any]) -> Space:
+        """A copy of the env's own space of that name, with its generators as they were."""
+        found = self._handle(name)
+        rngs = self.value(node["rngs"])
+        if not isinstance(found, Space) or not all(isinstance(rng, np.random.Generator | None) for rng in rngs):
+            raise ConfigError(f"not a state that grpo_rl has written: {str(name)[:80]} with other generators")
+        made = copy.deepcopy(found)
+        for part, rng in zip(_parts(made), rngs, strict=True):
+            part._np_random = rng
+        return made
 
     def _enum(self, name: str, node: dict[str, Any]) -> Any:
         cls = self.handles.get(name) or _loaded(name)
@@ -308,9 +355,18 @@ def _name(value: Any) -> str:
     if isinstance(value, logging.Logger):
         return f"logging:{value.name}"
     if isinstance(value, Space):
-        return f"{type(value).__name__}:{value}" if value._np_random is None else ""  # a used one has a state
+        return f"{type(value).__name__}:{value}"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     return "" if module is None or not name else f"{module}:{name}"
+
+
+def _parts(space: Space) -> list[Any]:
+    """A space and, of a composite one, its parts, each of which has a generator of its own."""
+    found: list[Any] = [space]
+    for part in found:  # grows while it is walked
+        if parts := getattr(part, "spaces", None):
+            found.extend(parts.values() if isinstance(parts, dict) else parts)
+    return found
 
 
 def _handles(tree: Any) -> Iterator[Any]:

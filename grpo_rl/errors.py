@@ -22,6 +22,10 @@ class BatchError(ConfigError, AssertionError):
     """A rollout or a minibatch of one row: SB3 users know it as an AssertionError."""
 
 
+class SpaceError(ConfigError, NotImplementedError):
+    """A space that cannot be batched: SB3 users know it as a NotImplementedError."""
+
+
 class ForkError(GRPOError, RuntimeError):
     """An env that cannot be forked exactly.
 
@@ -88,3 +92,14 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     near = difflib.get_close_matches(str(name), names, n=1)
     return (f'did you mean "{near[0]}"? ' if near else "") + f"valid: {', '.join(names)}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """As `did_you_mean`, where valid names are many: the four nearest, else the first eight.
+
+    >>> nearest("Hoper-v5", ["CartPole-v1", "Hopper-v5"])
+    'nearest: Hopper-v5'
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(name[:100], names, 4, 0.5)
+    return f"nearest: {', '.join(near)}" if near else f"valid: {', '.join(names[:8])}{', …' * (len(names) > 8)}"

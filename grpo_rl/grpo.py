@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -36,6 +37,7 @@ from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, UntrustedErro
 from grpo_rl.fast.update import Programs
 from grpo_rl.groups.assign import Grouping, choose_grouping
 from grpo_rl.groups.make import make_group_env
+from grpo_rl.groups.observations import batchable
 from grpo_rl.groups.vector import from_vector_env
 from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale
@@ -428,6 +430,8 @@ class GRPO(OnPolicyAlgorithm):
         if is_text(env):
             return TextVecEnv.of(env)
         sb3_env = from_vector_env(env) if isinstance(env, VectorEnv) else env
+        if isinstance(sb3_env, gym.Env):
+            batchable(sb3_env)
         return OnPolicyAlgorithm._wrap_env(sb3_env, verbose, monitor_wrapper)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
@@ -757,6 +761,12 @@ class GRPO(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> SelfGRPO:
         """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self."""
+        end = int(total_timesteps) + (0 if reset_num_timesteps else self.num_timesteps)
+        if self.cold_start >= end:
+            warn(
+                f"cold_start={self.cold_start:,} lasts beyond the end of this learn at {end:,} steps: all of it trains"
+                " as PPO, without groups; give a smaller cold_start"
+            )
         return super().learn(
             total_timesteps=int(total_timesteps),
             callback=callback,
@@ -836,10 +846,16 @@ class GRPO(OnPolicyAlgorithm):
     def set_parameters(
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's. Where they lack a reference policy that is in use, it is the policy; one not in use is left out."""
-        params: dict[str, Any] = load_path_or_dict  # type: ignore[assignment]
-        if not isinstance(params, dict):
-            params = load_from_zip_file(params, device=device, load_data=False)[1]
+        """As SB3's. Where they lack a reference policy that is in use, it is the policy; one not in use is left out.
+
+        Raises:
+            ConfigError: A file that is damaged or holds something else than weights, or those of another model.
+        """
+        if not isinstance(load_path_or_dict, dict):
+            with open_zip(load_path_or_dict, trust=True) as (file, _):  # its attributes are not read
+                self.set_parameters(load_from_zip_file(file, device=device, load_data=False)[1], exact_match, device)
+            return
+        params: dict[str, Any] = load_path_or_dict
         optional = {"reference_policy": params.get("policy", {}), "reward_scale": self.reward_scale.state_dict()}
         used = self._get_torch_save_params()[0]
         given = {name: value for name, value in params.items() if name in used or name not in optional}

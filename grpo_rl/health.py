@@ -94,7 +94,13 @@ METRICS = (
     _metric("tied_groups", "share of groups whose members all got the same", None, (None, 0.9), "tied_groups"),
     _metric("group_size", "members alive at a step's age, itself included", None, (2.5, None), "small_groups"),
     _metric("reward_scale", "largest |reward| of the rollout"),
-    _metric("reward_growth", "reward_scale by that of the first rollouts", None, (None, 100), "exploding_rewards"),
+    _metric(
+        "reward_growth",
+        "reward_scale by that of the first rollout with a reward",
+        None,
+        (None, 100),
+        "exploding_rewards",
+    ),
     _metric("magnitude", "log10 of the largest figure in the rollout", None, (None, 7), "near_overflow"),
     _metric("loss", "loss of the last update", None, (-1e7, 1e7), "near_overflow", log="train", at_once=1e7),
     _metric(
@@ -257,14 +263,37 @@ def cures_of(finding: str, settings: Settings, row: Row) -> list[str]:
     Args:
         finding: of FINDINGS.
         settings: the agent's arguments; one that is missing is not offered by it.
-        row: of the log, for the learning rate as it is now.
+        row: of the log, for the learning rate as it is now, and for how far its updates went.
     """
     found = []
     for option, value in FINDINGS[finding].cures:
-        new = _new_value(option, value, settings, row) if option in settings else None
+        late = option == "trust_region" and is_lost(row)  # it steers a policy, and there is none left
+        new = _new_value(option, value, settings, row) if option in settings and not late else None
         if new is not None:
             found.append(f"{option}={new}")
     return found
+
+
+def is_lost(row: Row) -> bool:
+    """Whether one update moved the policy so far that what it had learned is gone: a KL above 1, or none at all."""
+    return not row.get("train/approx_kl", 0.0) <= 1
+
+
+def _slower(learning_rate: float, row: Row) -> str:
+    """A third of it, or less: the KL grows with the square of a step, so that lr·sqrt(0.1/KL) would give 0.1.
+
+    Rounded down to one digit. A KL that is no number counts as 1,000.
+
+    >>> _slower(0.3, {"train/approx_kl": 40.0}), _slower(0.003, {}), _slower(0.002, {})
+    ('0.01', '0.001', '0.0006')
+    """
+    kl = row.get("train/approx_kl", 0.0)
+    kl = kl if math.isfinite(kl) else 1000.0
+    slower = learning_rate * min(1 / 3, math.sqrt(0.1 / max(kl, 1e-9)))
+    if slower <= 0:
+        return "0"
+    power = math.floor(math.log10(slower) + 1e-9)
+    return f"{math.floor(slower / 10**power + 1e-9) * 10**power:.1g}"
 
 
 def _new_value(option: str, value: str, settings: Settings, row: Row) -> str | None:
@@ -272,7 +301,7 @@ def _new_value(option: str, value: str, settings: Settings, row: Row) -> str | N
     now = settings[option]
     if option == "learning_rate":
         now = row.get("train/learning_rate", now)
-        return f"{now / 3:.2g}" if isinstance(now, int | float) else None
+        return _slower(now, row) if isinstance(now, int | float) else None
     if option == "ent_coef":
         now = now if isinstance(now, int | float) else 0.0
         if value == "up":

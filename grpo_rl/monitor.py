@@ -30,6 +30,7 @@ from grpo_rl.health import (
     Row,
     Settings,
     cures_of,
+    is_lost,
     shown_range,
     with_ranges,
 )
@@ -39,8 +40,6 @@ PATIENCE = 3
 """Rollouts in a row out of range that make a finding, and in range that end it."""
 MEMORY = 10
 """Rollouts after a finding's end in which it still explains what comes out of range."""
-GROWTH_FROM = 3
-"""The first rollouts with a reward set the scale that later ones are compared with."""
 
 
 class HealthWarning(UserWarning):
@@ -173,7 +172,6 @@ class Diagnosis:
         self.steps: list[int] = []
         self._courses = {name: _Course() for name in FINDINGS}
         self._first: dict[str, float] = {}
-        self._rewards: list[float] = []
         self._returns: list[float] = []
         self._updates: float | None = None
 
@@ -218,10 +216,7 @@ class Diagnosis:
             if start > 0:
                 values["entropy_left"] = noise / start
         if (scale := values.get("reward_scale", 0.0)) > 0:
-            if len(self._rewards) >= GROWTH_FROM:
-                values["reward_growth"] = scale / max(self._rewards)
-            else:
-                self._rewards.append(scale)
+            values["reward_growth"] = scale / self._first.setdefault("reward_scale", scale)
         return values
 
     def _taught_otherwise(self, name: str, row: Row) -> bool:
@@ -252,7 +247,8 @@ class Diagnosis:
         words = ", or ".join([*cures[:3], *([FINDINGS[name].also] if FINDINGS[name].also else [])])
         message = (
             f"{name}: {metric.name} is {value:.3g} at {self.steps[-1]:,} steps"
-            f" ({shown_range(metric.warns)} is healthy): {FINDINGS[name].meaning}. Try {words or 'another seed'}"
+            f" ({shown_range(metric.warns)} is healthy): {FINDINGS[name].meaning}."
+            f"{' Start again: this policy is lost.' if is_lost(row) else ''} Try {words or 'another seed'}"
         )
         course.finding = Finding(name, metric.name, value, metric.warns, course.since, self.steps[-1], cures, message)
         self.findings.append(course.finding)

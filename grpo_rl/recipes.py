@@ -15,7 +15,6 @@ files are looked up from the folder of the recipe. Importing this module loads n
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -30,7 +29,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.errors import ConfigError, did_you_mean, nearest
 from grpo_rl.plain_yaml import dump_yaml, parse_yaml
 from grpo_rl.schedules import parse_schedule
 
@@ -364,11 +363,13 @@ def _check_curriculum(settings: Mapping[str, Any], source: str) -> None:
 
 
 def check_env_id(env_id: str, source: str) -> None:
-    """Raises ConfigError, with the nearest ids, where Gymnasium knows no `env_id`; `module:id` is left to Gymnasium."""
-    import gymnasium
+    """As `registry.find_env`; its message begins with `source`."""
+    from grpo_rl.registry import find_env
 
-    if ":" not in env_id and env_id not in gymnasium.registry:
-        raise ConfigError(f'{source}: Gymnasium knows no "{env_id}": {_nearest(env_id, gymnasium.registry)}')
+    try:
+        find_env(env_id)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------- code
@@ -493,9 +494,7 @@ def parameters(cls: type, without: Set[str] = frozenset()) -> dict[str, Any]:
 def _nearest(name: str, valid: Iterable[str]) -> str:
     """`did_you_mean`; of many valid names only the nearest."""
     valid = sorted(valid)
-    if len(valid) <= 10:
-        return did_you_mean(name, valid)
-    return f"nearest: {', '.join(difflib.get_close_matches(name[:100], valid, 4, 0.5) or valid)}"
+    return did_you_mean(name, valid) if len(valid) <= 8 else nearest(name, valid)
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

@@ -1,5 +1,6 @@
 """A run that was stopped and goes on is the run that was never stopped, to the bit; its file is whole or refused."""
 
+import copy
 import json
 import pickle
 import random
@@ -10,6 +11,7 @@ import pytest
 import safetensors.numpy
 import torch as th
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
@@ -230,6 +232,90 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_end(tmp_path):
     assert saved == [0, 120, 240, 360, 400]
     assert checkpoint.checkpoint_steps(tmp_path / "x") == 400
     assert [path.name for path in tmp_path.iterdir()] == ["x"], "no draft is left"
+
+
+class StopAt(BaseCallback):
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def _on_step(self):
+        return self.num_timesteps < self.steps
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_stop_in_the_middle_of_a_rollout_keeps_the_checkpoint_before_it(last, tmp_path):
+    def build():
+        return hopper(group_kind="window", value_head=True)()
+
+    expected = everything(build().learn(900))  # rollouts of 48 · 4 = 192 steps: up to 960
+    stopped, every = build(), CheckpointEvery(tmp_path / "x", steps=1, seconds=None)
+    stop = StopAt(500)  # the third rollout goes from 384 to 576
+    stopped.learn(900, callback=[stop, every] if last else [every, stop])
+    assert stopped.num_timesteps == 500
+    assert every.saved_steps == checkpoint.checkpoint_steps(tmp_path / "x") == 384
+    assert everything(resume(build(), tmp_path / "x")) == expected
+
+
+def test_a_stop_in_the_first_rollout_leaves_a_checkpoint_all_the_same(tmp_path):
+    hopper()().learn(900, callback=[StopAt(20), CheckpointEvery(tmp_path / "x", seconds=None)])
+    assert checkpoint.checkpoint_steps(tmp_path / "x") == 0, "that of the start"
+
+
+class Dice(gym.Env):
+    """Its rewards come from generators of Python's and torch's, its observations from a space; r3 has no form."""
+
+    def __init__(self, odd=False):
+        self.observation_space, self.action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+        self.odd = odd
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        number = int(self.np_random.integers(2**31))
+        self.r, self.r2, self.t = random.Random(number), th.Generator().manual_seed(number), 0
+        self.r.gauss(0, 1)  # the second of a pair is kept
+        if self.odd:
+            self.r3 = np.random.RandomState(number)
+        self.observation_space.seed(number)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(action) * (self.r.gauss(0, 1) + float(th.rand((), generator=self.r2)))
+        return self.observation_space.sample(), reward, self.t == 9, False, {}
+
+
+class OwnDice(Dice):
+    """All of it is its snapshot, spaces included."""
+
+    def get_snapshot(self):
+        return copy.deepcopy(self.__dict__)
+
+    def set_snapshot(self, state):
+        self.__dict__.update(copy.deepcopy(state))
+
+
+@pytest.mark.parametrize("env", [Dice, OwnDice])
+def test_generators_and_spaces_of_an_env_of_ones_own(env, tmp_path):
+    build = cartpole(lambda: make_group_env(env, 1, 4, seed=3), group_kind="window")
+    expected, got, fresh = stop_and_go(build, tmp_path / "x", 600, rollouts=2)
+    assert any("'log'" in name for name, _ in got)
+    assert got == expected
+    said = []
+    load_checkpoint(fresh, tmp_path / "x", said.append)
+    assert said == []
+
+
+@pytest.mark.parametrize(("env", "where"), [(Dice, "Dice.r3"), (OwnDice, "the snapshot of OwnDice.r3")])
+def test_what_has_no_form_is_named_as_its_author_knows_it(env, where, tmp_path):
+    build, said = cartpole(lambda: make_group_env(lambda: env(odd=True), 1, 4, seed=3), group_kind="window"), []
+    save_checkpoint(build().learn(1), tmp_path / "x")
+    load_checkpoint(build(), tmp_path / "x", said.append)
+    assert said == [
+        f"the run goes on from a seeded reset, not bit for bit: {where} is a numpy.random.mtrand.RandomState, which a"
+        " checkpoint cannot hold: keep numbers, text, arrays and generators instead, or give the env get_snapshot() and"
+        " set_snapshot(state) with these"
+    ]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0])

@@ -207,6 +207,7 @@ def test_doctor_of_a_run(run, capsys):
         ("play runs/none --gif x.gif", "runs/none is no run"),
         ("plot runs/none", "runs/none is no run"),
         ("doctor Hoper-v5", 'Gymnasium knows no "Hoper-v5"'),
+        ("doctor runs/none", "no folder runs/none, and no environment of that name"),
         ("bench mujoco", 'unknown study "mujoco": did you mean "mujoco-hybrid"?'),
         ("bench mujoco-hybrid --jobs 0", "--jobs: expected 1 or more, got 0"),
         ("list hopper", 'unknown option or argument "hopper"'),

@@ -1,5 +1,7 @@
 """The first N steps are PPO's; then the share of group samples rises to 1."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -107,3 +109,12 @@ def test_what_cannot_work_is_refused():
         GRPO("MlpPolicy", env, value_head=True, cold_start_ramp=1000)
     with pytest.raises(ConfigError, match=r"cold_start=-1 is outside \[0, inf\]"):
         GRPO("MlpPolicy", env, value_head=True, cold_start=-1)
+
+
+def test_a_learn_that_ends_within_the_cold_start_says_so():
+    model = hybrid(make_group_env("CartPole-v1", 1, 4, seed=0), group_size=4, cold_start=600)
+    with pytest.warns(UserWarning, match="cold_start=600 lasts beyond the end of this learn at 300 steps"):
+        model.learn(300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(300 + 600 - model.num_timesteps, reset_num_timesteps=False)

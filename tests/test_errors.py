@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from grpo_rl import GRPO
-from grpo_rl.errors import ConfigError, ForkError, GRPOError, NonFiniteError, did_you_mean
+from grpo_rl.errors import ConfigError, ForkError, GRPOError, NonFiniteError, did_you_mean, nearest
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,13 @@ def test_non_finite_errors_name_env_and_step_once() -> None:
 def test_did_you_mean_gives_the_nearest_name_and_all_valid_ones() -> None:
     assert did_you_mean("weigthed", ["mean", "weighted"]) == 'did you mean "weighted"? valid: mean, weighted'
     assert did_you_mean("zzz", ["mean", "weighted"]) == "valid: mean, weighted"
+
+
+def test_of_many_names_eight_are_shown() -> None:
+    names = [f"name-{i}" for i in range(9)]
+    assert nearest("name-33", names).startswith("nearest: name-3")
+    assert nearest("zzz", names) == f"valid: {', '.join(names[:8])}, …"
+    assert nearest("zzz", names[:8]) == f"valid: {', '.join(names[:8])}"
 
 
 def test_a_warning_shows_the_users_line_however_deep_it_came_from() -> None:

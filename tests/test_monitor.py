@@ -167,6 +167,7 @@ def test_entropy_is_judged_by_its_start_and_noise_by_its_std() -> None:
 def test_rewards_are_compared_with_the_first_ones_that_are_not_zero() -> None:
     assert names(rows(reward_scale=[0, 0, 1, 1, 1, 50, 50, 50, 50])) == []
     assert names(rows(reward_scale=[0, 0, 1, 1, 1, 500, 500, 500])) == ["exploding_rewards"]
+    assert names(rows(reward_scale=[0, 1, 20, 100, 300, 300, 300])) == ["exploding_rewards"], "growth from the start"
 
 
 def test_ties_at_the_top_are_no_trouble_and_ties_at_the_start_are() -> None:
@@ -284,6 +285,28 @@ def test_cures_name_what_this_agent_can_change() -> None:
     assert cures("uneven_groups", compression="tanh", baseline="weighted") == []
     assert cures("exploding_rewards", normalize_reward=True, compression="tanh") == []
     assert cures("growing_noise", ent_coef=0.03)[0] == "ent_coef=0.01"
+
+
+def test_the_learning_rate_to_try_follows_the_kl() -> None:
+    # lr·sqrt(0.1/KL), at most lr/3, rounded down to one digit: 0.3·sqrt(0.1/40) = 0.015; 0.3/3; 0.002/3 = 0.00067.
+    for kl, rate, cure in [(40, 0.3, "0.01"), (0.2, 0.3, "0.1"), (0.01, 0.002, "0.0006"), (math.nan, 0.3, "0.003")]:
+        row = {"train/learning_rate": rate, "train/approx_kl": kl}
+        cures = cures_of("large_steps", {"learning_rate": rate, "trust_region": None}, row)
+        lost = not kl <= 1
+        assert cures == [f"learning_rate={cure}"] + ([] if lost else ['trust_region="learning_rate"'])
+        message = diagnose([row | {"train/n_updates": i, "train/clip_fraction": 0.6} for i in range(3)])[0].message
+        assert ("Start again: this policy is lost." in message) is lost
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_cure_of_too_large_steps_ends_them(seed: int) -> None:
+    def found(learning_rate: float) -> list[Any]:
+        env = make_group_env("CartPole-v1", 2, 8, seed=seed)
+        agent = grpo(env, learning_rate=learning_rate, n_steps=64, group_size=8, seed=seed, n_epochs=4)
+        return watched(agent, 3000)[1].findings
+
+    cure = found(0.5)[0].cures[0]
+    assert found(float(cure.removeprefix("learning_rate="))) == []
 
 
 def test_every_cure_is_an_argument_that_grpo_takes() -> None:

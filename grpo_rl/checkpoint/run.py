@@ -31,7 +31,10 @@ def save_checkpoint(model: OnPolicyAlgorithm, path: str | Path) -> None:
     try:
         text, arrays = encode(tree)
     except NoCodec as error:
-        reason = f"{type(model.env).__name__} holds something that checkpoints have no form for: {error}"
+        reason = (
+            f"{error}, which a checkpoint cannot hold: keep numbers, text, arrays and generators instead, or give the"
+            " env get_snapshot() and set_snapshot(state) with these"
+        )
         tree |= {"env": None, "sampler": None, "reason": reason}
         text, arrays = encode(tree)
     write_file(Path(path), text, arrays)
@@ -93,7 +96,9 @@ def checkpoint_steps(path: str | Path) -> int:
 class CheckpointEvery(BaseCallback):
     """Writes a checkpoint before the first rollout, then every so many steps or seconds, and at the end of training.
 
-    A full disk does not stop the training: it is said, and the last good checkpoint stays.
+    A full disk does not stop the training: it is said, and the last good checkpoint stays. Where another callback ends
+    the training in the middle of a rollout, that one stays too, for nothing would go on bit for bit from there; only
+    where there is none yet, one is written.
 
     Args:
         path: Of the file.
@@ -120,6 +125,7 @@ class CheckpointEvery(BaseCallback):
         self.saved_steps: int | None = None
         self.saved_time = 0.0
         self._tried: tuple[float, float] = -math.inf, -math.inf
+        self._midway = False  # a rollout has begun and is not finished
 
     def save(self) -> bool:
         """Writes the checkpoint now; whether that worked."""
@@ -136,16 +142,30 @@ class CheckpointEvery(BaseCallback):
     def due(self) -> bool:
         """Whether the next checkpoint is to be written."""
         steps, seconds = self._tried
+        if steps == -math.inf:
+            return True
         return (self.steps is not None and self.model.num_timesteps >= steps + self.steps) or (
             self.seconds is not None and time.monotonic() >= seconds + self.seconds
         )
+
+    def on_training_start(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        self._midway = False
+        super().on_training_start(locals_, globals_)
+
+    def on_rollout_start(self) -> None:
+        super().on_rollout_start()
+        self._midway = True
+
+    def on_rollout_end(self) -> None:
+        super().on_rollout_end()
+        self._midway = False
 
     def _on_rollout_start(self) -> None:
         if self.due():
             self.save()
 
     def _on_training_end(self) -> None:
-        if self.saved_steps != self.model.num_timesteps:
+        if self.saved_steps != self.model.num_timesteps and not (self._midway and self.saved_steps is not None):
             self.save()
 
     def _on_step(self) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import inspect
 import random
+import re
 import types
 import weakref
 from collections import deque
@@ -92,8 +93,10 @@ def _read_checkpoint(model: OnPolicyAlgorithm, path: Path) -> dict[str, Any]:
     text, arrays = read_file(path)
     for name, here in _settings(model).items():
         if (there := part(text, "settings", path).get(name)) != here:
+            was, now = _brief(there), _brief(here)
+            others = " with other bounds" if was == now else ""
             raise ConfigError(
-                f"{path}: the checkpoint's {name} is {there}, here it is {here}: build the model as it was"
+                f"{path}: the checkpoint's {name} is {was}, here it is {now}{others}: build the model as it was"
             )
     live = None
     if model.env is not None:
@@ -141,6 +144,13 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
         "VecNormalize": model._vec_normalize_env is not None,
         "curriculum": getattr(model, "curriculum", None) is not None,
     }
+
+
+def _brief(setting: Any) -> str:
+    """A setting in one short line: of a space its class, shape and dtype, without the arrays of its bounds."""
+    text = re.sub(r"Box\(.*?, (\([\d, ]*\)), (\w+)\)", r"Box(\1, \2)", str(setting), flags=re.DOTALL)
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _attributes(model: OnPolicyAlgorithm) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from grpo_rl.curriculum.rules import AdaptiveDifficulty, Course, Outcome, Rule, full_difficulty, parse_difficulty
 from grpo_rl.errors import ConfigError
+from grpo_rl.registry import make
 
 
 class Curriculum(gym.Wrapper, gym.utils.RecordConstructorArgs):
@@ -166,7 +167,7 @@ def make_env(
     """
     if isinstance(env, gym.Env):
         raise ConfigError(f"expected an id, a class or a factory, got {env}: an env that is made is Curriculum(env, …)")
-    made = gym.make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
+    made = make(env, **kwargs) if isinstance(env, str) else env(**kwargs)
     return Curriculum(made, difficulty, attribute=attribute, option=option, apply=apply)
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from grpo_rl import registry
 from grpo_rl.errors import ForkError
+from grpo_rl.forks.families import rule_of
+from grpo_rl.forks.live import live
 from grpo_rl.forks.snapshot import (
     Support,
     capture,
@@ -21,11 +24,11 @@ from grpo_rl.forks.snapshot import (
     fork_support,
     kinds,
     layers_of,
+    own_snapshots,
     prepare,
     transfer,
     transfer_lasting,
     trust,
-    trusts_own_snapshots,
     unproven,
 )
 from grpo_rl.mujoco_log import quiet_build
@@ -75,7 +78,11 @@ def require_exact(env: gym.Env, build: Callable[[], gym.Env] | None = None) -> S
     if support.probe and build is not None:
         report = probe_fork(build)
         if not report.exact:
-            what = "get_snapshot and set_snapshot do not give an exact copy" if trusts_own_snapshots(env) else _CANNOT
+            own, others = own_snapshots(env), unproven(env) - own_snapshots(env)
+            names = " and ".join(sorted(cls.__name__ for cls in own))
+            what = (
+                f"get_snapshot and set_snapshot of {names} do not give an exact copy" if own and not others else _CANNOT
+            )
             raise ForkError(f"{what}: {report.reason}", report.reason)
         support = replace(fork_support(env), probe=False)
     if not support.exact:
@@ -99,6 +106,9 @@ def probe_fork(
         steps: Random steps to compare.
         seed: Seeds resets and actions.
         env_kwargs: For `gym.make`, the class or the factory.
+
+    Raises:
+        ConfigError: An unknown id, or one whose env cannot be made.
     """
     if isinstance(env, gym.Env):
         support, build = fork_support(env), _rebuild(env, env_kwargs)
@@ -107,7 +117,7 @@ def probe_fork(
             reasons = ([] if support.exact else [support.reason]) + ([] if build else [lacks])
             return ForkReport(_name(env), False, "", "; ".join(reasons))
     else:
-        build = functools.partial(gym.make, env) if isinstance(env, str) else env
+        build = functools.partial(registry.make, env) if isinstance(env, str) else env
         build = functools.partial(build, **env_kwargs)
     with quiet_build():
         original, copied = build(), build()
@@ -117,6 +127,7 @@ def probe_fork(
         if not support.exact:
             return ForkReport(_name(original), False, "", support.reason)
         difference, cost_us = _compare(original, copied, steps, seed)
+        difference = _goes_on(original) or difference
         exact = not difference
         return ForkReport(_name(original), exact, support.how, difference or support.reason, steps, cost_us)
     except Exception as error:
@@ -181,15 +192,41 @@ def _compare(original: gym.Env, copied: gym.Env, steps: int, seed: int) -> tuple
         left = original.step(action)
         for what, a, b in zip(("observation", "reward", "terminated", "truncated"), left, right, strict=False):
             if not _same(a, b):
-                kept = sorted({name for layer in capture(original).layers for name in layer.kept})
-                hint = f" (not copied: {', '.join(kept)})" if kept else ""
                 where, a, b = _first_difference(what, a, b)
-                return f"{where} {age} steps after a fork: expected {a}, got {b}{hint}", float(np.median(costs))
+                found = f"{where} {age} steps after a fork: expected {a}, got {b}{_likely(original)}"
+                return found, float(np.median(costs))
         if left[2] or left[3]:
             again = int(rng.integers(2**31))
             original.reset(seed=again)
             copied.reset(seed=again)
     return "", float(np.median(costs))
+
+
+def _goes_on(env: gym.Env) -> str:
+    """What an unproven layer holds that no copy can have, whatever the probe found, as a reason; "" if nothing."""
+    for layer in layers_of(env):
+        if type(layer) in unproven(env) - own_snapshots(env):
+            own = rule_of(type(layer)).own
+            if what := live({name: value for name, value in vars(layer).items() if name not in own}):
+                return (
+                    f"{type(layer).__name__} holds {what}, which goes on beside the env and cannot be copied: give it"
+                    " get_snapshot() and set_snapshot(state), or use grouping='seed'"
+                )
+    return ""
+
+
+def _likely(env: gym.Env) -> str:
+    """The likely reason for a difference: what is not copied, and of which class, or else what no attribute holds."""
+    snapshot = capture(env)
+    kept = [
+        f"{name} of {kind.__name__}"
+        for kind, layer in zip(snapshot.kinds, snapshot.layers, strict=True)
+        for name in sorted(layer.kept)
+    ]
+    if kept:
+        return f" (not copied: {', '.join(kept)})"
+    omitted = "does get_snapshot leave something out, or " if own_snapshots(env) else ""
+    return f" ({omitted}does it draw from np.random, random or torch, or read a clock or a file?)"
 
 
 def _first_difference(name: str, a: Any, b: Any) -> tuple[str, str, str]:

@@ -44,12 +44,12 @@ __all__ = [
     "fork_support",
     "fresh_rng",
     "kinds",
+    "own_snapshots",
     "prepare",
     "require_alike",
     "restore",
     "transfer",
     "trust",
-    "trusts_own_snapshots",
 ]
 
 # Attributes of known classes that are replaced but never changed in place: copied by reference. P is the transition
@@ -158,9 +158,9 @@ def unproven(env: gym.Env) -> set[type]:
     return found
 
 
-def trusts_own_snapshots(env: gym.Env) -> bool:
-    """Whether a layer of `env` brings its own get_snapshot and set_snapshot, which only a probe shows to be exact."""
-    return any(rule_of(cls).family.how == CUSTOM for cls in unproven(env))
+def own_snapshots(env: gym.Env) -> set[type]:
+    """The types among `unproven` that bring their own get_snapshot and set_snapshot."""
+    return {cls for cls in unproven(env) if rule_of(cls).family.how == CUSTOM}
 
 
 _trusted: set[type] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from grpo_rl.groups.mujoco import MujocoVecEnv, supports
 from grpo_rl.groups.vec_env import GroupVecEnv
 from grpo_rl.groups.workers import SubprocGroupVecEnv
 from grpo_rl.mujoco_log import quiet_build
+from grpo_rl.registry import make_rendered
 
 
 def make_group_env(
@@ -46,7 +46,8 @@ def make_group_env(
         env_kwargs: For `gym.make`, the class or the factory.
 
     Raises:
-        ConfigError: An unknown id, a number that is out of range, or another vec_env_cls.
+        ConfigError: An unknown id, an env that cannot be made, observations that SB3 cannot batch, a number that is out
+            of range, or another vec_env_cls.
         ForkError: The env cannot be forked exactly; the message says why and what to do. Snapshots that an env brings
             itself are probed on two more instances (`probe_fork`).
     """
@@ -62,7 +63,7 @@ def make_group_env(
 
     def build(column: int) -> gym.Env:
         with quiet_build():
-            made = _make(env, env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+            made = make_rendered(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
         if seed is not None:
             made.action_space.seed(seed + column)
         if monitor and not is_wrapped(made, Monitor):
@@ -91,17 +92,3 @@ def _group_class(vec_env_cls: type[VecEnv] | None, kwargs: dict[str, Any]) -> Ca
     if kwargs:
         raise ConfigError(f"vec_env_kwargs={kwargs}: they are for vec_env_cls=SubprocVecEnv")
     return GroupVecEnv
-
-
-def _make(env_id: str, env_kwargs: dict[str, Any]) -> gym.Env:
-    """`gym.make` with SB3's default render mode where the env takes one; unknown ids get suggestions."""
-    try:
-        return gym.make(env_id, **{"render_mode": "rgb_array"} | env_kwargs)
-    except TypeError:
-        return gym.make(env_id, **env_kwargs)
-    except gym.error.UnregisteredEnv as error:
-        nearest = difflib.get_close_matches(env_id, gym.registry, n=5)
-        hint = (
-            f"did you mean {' or '.join(nearest)}?" if nearest else "gymnasium.pprint_registry() lists the known ones"
-        )
-        raise ConfigError(f'unknown env id "{env_id}": {hint}') from error

@@ -12,6 +12,7 @@ column's mjData is up to date when `get_attr` or `env_method` reaches it, not if
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import time
@@ -29,10 +30,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from grpo_rl.errors import ConfigError, warn
 from grpo_rl.forks.snapshot import Snapshot
 from grpo_rl.groups.mujoco_tasks import TASKS, Task
+from grpo_rl.groups.observations import batchable
 from grpo_rl.groups.physics import make_physics
 from grpo_rl.groups.threads import usable_cores
 from grpo_rl.groups.vec_env import GroupVecEnv
 from grpo_rl.mujoco_log import quiet_build
+from grpo_rl.registry import find_env, make_rendered
 
 _FOLDER = "gymnasium.envs.mujoco."
 _MAKE = frozenset(["max_episode_steps", "disable_env_checker"])  # arguments of gym.make that the engine honours
@@ -42,8 +45,9 @@ def supports(env_id: str, kwargs: dict[str, Any] | None = None) -> str:
     """Why `gym.make(env_id, **kwargs)` cannot be stepped as a batch; "" if it can."""
     kwargs = {} if kwargs is None else kwargs
     try:
+        find_env(env_id)
         spec = gym.spec(env_id)
-    except gym.error.Error as error:
+    except (gym.error.Error, ConfigError) as error:
         return str(error)
     if _task_class(spec) is None:
         return f"{env_id} is not one of Gymnasium's MuJoCo v5 tasks"
@@ -341,5 +345,6 @@ def make_vec(
     """
     if reason := supports(env_id, env_kwargs):
         warn(f"{env_id} is stepped one env after another, not as a batch: {reason}")
-        return make_vec_env(env_id, n_envs, seed, env_kwargs=env_kwargs)
+        build = functools.partial(make_rendered, env_id)
+        return make_vec_env(build, n_envs, seed, env_kwargs=env_kwargs, wrapper_class=batchable)
     return MujocoVecEnv(env_id, n_envs, seed=seed, n_threads=n_threads, **env_kwargs)

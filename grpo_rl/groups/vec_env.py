@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 from grpo_rl.errors import ConfigError, ForkError
 from grpo_rl.forks.probe import require_exact
 from grpo_rl.forks.snapshot import Snapshot, capture, fresh_rng, kinds, prepare, require_alike, restore, transfer
+from grpo_rl.groups.observations import batchable
 
 
 def count_groups(n_envs: int, group_size: int) -> int:
@@ -72,6 +74,10 @@ def check_state(state: dict[str, Any], n_envs: int, n_groups: int) -> None:
         )
 
 
+def _checked(build: Callable[[], gym.Env]) -> gym.Env:
+    return batchable(build())
+
+
 class GroupVecEnv(DummyVecEnv):
     """P groups of G envs in one process: N = P·G columns, those of a group side by side.
 
@@ -87,13 +93,13 @@ class GroupVecEnv(DummyVecEnv):
             False and an empty info. `reset` and `reset_group` thaw what they reset.
 
     Raises:
-        ConfigError: N is not a multiple of G.
+        ConfigError: N is not a multiple of G, or SB3 cannot batch the observations.
         ForkError: An env cannot be forked exactly, or two are not made of the same types.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], group_size: int) -> None:
         n_envs, self.n_groups = len(env_fns), count_groups(len(env_fns), group_size)
-        super().__init__(list(env_fns))
+        super().__init__([functools.partial(_checked, build) for build in env_fns])
         try:
             require_exact(self.envs[0], env_fns[0])
             for env in self.envs:

@@ -14,11 +14,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
+from grpo_rl import registry
 from grpo_rl.checkpoint import checkpoint_steps, load_checkpoint
 from grpo_rl.curriculum import Curriculum, CurriculumCallback, full_difficulty
 from grpo_rl.errors import ConfigError, ForkError
 from grpo_rl.groups.make import make_group_env
 from grpo_rl.groups.mujoco import MujocoVecEnv, supports
+from grpo_rl.groups.observations import batchable
 from grpo_rl.grpo import GRPO
 from grpo_rl.loading import open_zip
 from grpo_rl.mujoco_log import quiet_build
@@ -56,7 +58,7 @@ def make_env(environment: Environment, training: bool = False, **kwargs: Any) ->
                 env = load_object(environment.class_)(**kwargs)
                 env = env.column() if isinstance(env, TextVecEnv) else env
             else:
-                env = gymnasium.make(str(environment.id), **kwargs)
+                env = registry.make(str(environment.id), **kwargs)
         for wrapper in environment.wrappers:
             settings = wrapper if isinstance(wrapper, Mapping) else {"class": wrapper}
             env = load_object(settings["class"])(env, **settings.get("kwargs", {}))
@@ -111,7 +113,7 @@ def build_env(recipe: Recipe) -> VecEnv:
             # groups form in another way, which GRPO chooses and announces
     elif recipe.resources.workers is not None:
         raise ConfigError(f"resources.workers is for GRPO, not for {algorithm.__name__}: leave it out")
-    env: VecEnv = DummyVecEnv([lambda: Monitor(make())] * n_envs)
+    env: VecEnv = DummyVecEnv([lambda: Monitor(batchable(make()))] * n_envs)
     return VecNormalize(env, gamma=setting(recipe, "gamma")) if environment.normalize else env
 
 

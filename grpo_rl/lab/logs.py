@@ -1,23 +1,79 @@
 """The logs of a run: progress.csv and TensorBoard events, begun, or gone on with after a stop.
 
 Where a run goes on from a checkpoint, what was logged after that checkpoint is taken out: those steps come again.
+A log that cannot be written, on a full disk for instance, is said once and ends there; the training goes on.
 """
 
+import contextlib
 import csv
 import io
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat, configure
+from stable_baselines3.common.logger import CSVOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
+
+from grpo_rl.errors import warn
 
 STEPS = "time/total_timesteps"
 
 
-def open_logs(run: Path, after: int | None = None) -> Logger:
-    """SB3's logger into the folder `run`, silent; `after` the steps of a checkpoint, it goes on with what is there."""
+def open_logs(run: Path, after: int | None = None, say: Callable[[str], None] = warn) -> Logger:
+    """SB3's logger into the folder `run`, silent.
+
+    Args:
+        run: The folder.
+        after: The steps of a checkpoint: it goes on with what is there.
+        say: Takes a sentence when a log cannot be written.
+    """
     if after is None:
-        return configure(str(run), ["csv", "tensorboard"])
-    return Logger(str(run), [_Csv(run / "progress.csv", after), _TensorBoard(run, after)])
+        table: Callable[[], KVWriter] = lambda: CSVOutputFormat(str(run / "progress.csv"))  # noqa: E731
+        events: Callable[[], KVWriter] = lambda: _quiet(TensorBoardOutputFormat(str(run)))  # noqa: E731
+    else:
+        table = lambda: _Csv(run / "progress.csv", after)  # noqa: E731
+        events = lambda: _quiet(_TensorBoard(run, after))  # noqa: E731
+    return Logger(str(run), [WhileItCan("progress.csv", table, say), WhileItCan("TensorBoard's events", events, say)])
+
+
+class WhileItCan(KVWriter):
+    """A writer of logs up to its first OSError, which is said; then it writes nothing more.
+
+    Args:
+        name: Of the log, for that sentence.
+        make: Opens the writer.
+        say: Takes the sentence.
+    """
+
+    def __init__(self, name: str, make: Callable[[], KVWriter], say: Callable[[str], None]) -> None:
+        self.name, self.say = name, say
+        self.writer: KVWriter | None = None
+        try:
+            self.writer = make()
+        except OSError as error:
+            self._end(error)
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        if self.writer is not None:
+            try:
+                self.writer.write(key_values, key_excluded, step)
+            except OSError as error:
+                self._end(error)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            try:
+                self.writer.close()
+            except OSError as error:
+                self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        writer, self.writer = self.writer, None
+        self.say(f"{self.name} cannot be written: {error.strerror or error}; the training goes on without that log")
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 class _Csv(CSVOutputFormat):
@@ -28,12 +84,25 @@ class _Csv(CSVOutputFormat):
         draft = path.with_name(f".{path.name}.tmp")
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows(rows)
-        draft.write_text(table.getvalue(), encoding="utf-8")
-        draft.replace(path)
+        try:
+            draft.write_text(table.getvalue(), encoding="utf-8")
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         self.file = path.open("r+", encoding="utf-8")
         self.file.seek(0, io.SEEK_END)
         self.keys = rows[0] if rows else []
         self.separator, self.quotechar = ",", '"'
+
+
+def _quiet(writer: TensorBoardOutputFormat) -> TensorBoardOutputFormat:
+    """Its thread prints no traceback: the error that ends it comes again at the next write, and is said there."""
+    events = getattr(writer.writer.file_writer, "event_writer", None)
+    worker = getattr(getattr(events, "_async_writer", None), "_worker", None)
+    if isinstance(worker, threading.Thread):
+        setattr(worker, "_invoke_excepthook", lambda thread: None)  # noqa: B010
+    return writer
 
 
 def _rows(path: Path, after: int) -> list[list[str]]:

@@ -20,7 +20,9 @@ def read_progress(run: Path) -> Curve:
     with (run / "progress.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     columns = ("time/total_timesteps", "rollout/ep_rew_mean")
-    pairs = [(float(row[columns[0]]), float(row[columns[1]])) for row in rows if row.get(columns[1])]
+    pairs = [
+        (float(row[columns[0]]), float(row[columns[1]])) for row in rows if row.get(columns[0]) and row.get(columns[1])
+    ]
     pairs = [pair for pair in pairs if math.isfinite(pair[1])]
     steps, returns = zip(*pairs, strict=True) if pairs else ((), ())
     return np.array(steps, dtype=np.float64), np.array(returns, dtype=np.float64)

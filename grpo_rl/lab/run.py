@@ -4,9 +4,12 @@ A run's folder holds model.zip, recipe.yaml (as it was resolved), progress.csv a
 evaluation.json, versions.json and, where a renderer works, episode.gif; from its first second, checkpoint.safetensors.
 """
 
+import contextlib
+import io
 import json
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch as th
+import yaml
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -26,10 +30,10 @@ from grpo_rl.errors import ConfigError
 from grpo_rl.lab.build import CHECKPOINT, build_agent, build_env, env_maker, read_run, seen_by
 from grpo_rl.lab.completions import COMPLETIONS
 from grpo_rl.lab.film import film
-from grpo_rl.lab.health import draw, examine
+from grpo_rl.lab.health import draw, examine, read_log
 from grpo_rl.lab.logs import open_logs
 from grpo_rl.lab.plots import plot_runs, read_progress
-from grpo_rl.lab.training import RunStopped, Say, train
+from grpo_rl.lab.training import RunStopped, Say, command, train
 from grpo_rl.lab.wandb_log import log_to_wandb, require_wandb
 from grpo_rl.mujoco_log import log_into
 from grpo_rl.recipes import Recipe, check_name
@@ -56,7 +60,7 @@ def train_run(recipe: Recipe, folder: Path = Path("runs"), say: Say = print) -> 
 
     Raises:
         ConfigError: The recipe cannot be built.
-        RunStopped: Ctrl-C, or an error of the agent or its environment in training.
+        RunStopped: Ctrl-C, an error of the agent or its environment in training, or a full disk after it.
     """
     check_name(recipe.name, recipe.source)
     require_wandb(recipe)
@@ -64,10 +68,15 @@ def train_run(recipe: Recipe, folder: Path = Path("runs"), say: Say = print) -> 
     try:
         agent = build_agent(recipe, env)
         run = _new_folder(folder / f"{recipe.name}-{recipe.training.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
-        (run / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-        (run / "versions.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+        try:
+            (run / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+            _write_versions(run, versions() | {"recipe": _settings(recipe)})
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {run}: {error.strerror or error}; nothing was trained: make room, or another --out"
+            ) from None
         log_into(run)
-        agent.set_logger(open_logs(run))
+        agent.set_logger(open_logs(run, say=say))
         log_to_wandb(agent, run, recipe)
         where, plan = recipe.environment.id or recipe.environment.class_, recipe.training
         say(f"{recipe.name}: {plan.steps:,} steps of {where}, seed {plan.seed}, into {run}")
@@ -103,24 +112,41 @@ def resume_run(run: Path, steps: int | None = None, say: Say = print) -> Path:
         )
         recipe.training.steps = steps
     plan = recipe.training
-    if _evaluated(run) >= plan.steps:
-        say(f"{run} is finished: {done:,} steps of {plan.steps:,}; grpo-rl resume {run} --steps N trains on, up to N")
+    if done >= plan.steps and _evaluated(run) >= plan.steps:
+        say(
+            f"{run} is finished: {done:,} steps of {plan.steps:,};"
+            f" {command('resume', run)} --steps N trains on, up to N"
+        )
         return run
     require_wandb(recipe)
     env = build_env(recipe)
     try:
         agent = build_agent(recipe, env)
-        say(f"{recipe.name}: on from {done:,} of {plan.steps:,} steps, in {run}")
-        if changed := _changed_versions(run):
+        load_checkpoint(agent, run / CHECKPOINT, (lambda line: None) if done < plan.steps else say)
+        if done < plan.steps:
+            say(f"{recipe.name}: on from {done:,} of {plan.steps:,} steps, in {run}")
+        else:
+            say(f"{recipe.name}: all of {plan.steps:,} steps are made, what follows the last one comes now, in {run}")
+        before = _versions_before(run)
+        if steps is not None and isinstance(before.get("recipe"), dict):  # as was said above
+            before["recipe"]["training.steps"] = steps
+        if edited := _edited(before, recipe):
+            say(f"recipe.yaml is not what the run began with: {edited}")
+        if changed := _changed_versions(before):
             say(f"not bit for bit, perhaps: {changed}")
         if done < plan.steps:
-            _write_whole(run / "recipe.yaml", recipe.to_yaml())
+            try:
+                _write_whole(run / "recipe.yaml", recipe.to_yaml())
+                if steps is not None and before:
+                    _write_versions(run, before)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write to {run}: {error.strerror or error}; make room, then: {command('resume', run)}"
+                ) from None
             log_into(run)
-            agent.set_logger(open_logs(run, after=done))
+            agent.set_logger(open_logs(run, after=done, say=say))
             log_to_wandb(agent, run, recipe)
             _train(agent, recipe, run, say, again=True)
-        else:
-            load_checkpoint(agent, run / CHECKPOINT, say)
     finally:
         env.close()
     _finish(agent, recipe, run, say)
@@ -182,7 +208,7 @@ def evaluate_run(run: Path, agent: BaseAlgorithm, recipe: Recipe, say: Say = pri
             "lengths": played.lengths.tolist(),
         }
         say(f"{len(played.returns)} episodes, {name} actions: {mean:.1f} ± {std:.1f}")
-    (run / "evaluation.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+    _write_whole(run / "evaluation.json", json.dumps(result, indent=2))
     return result
 
 
@@ -215,34 +241,89 @@ def _train(agent: OnPolicyAlgorithm, recipe: Recipe, run: Path, say: Say, again:
     try:
         train(agent, recipe.training.steps, run, say, again)
     except RunStopped:
-        _curve_if_any(run)
+        with contextlib.suppress(OSError):  # a full disk must not hide why it stopped
+            _curve_if_any(run)
         raise
 
 
 def _finish(agent: OnPolicyAlgorithm, recipe: Recipe, run: Path, say: Say) -> None:
-    """What comes after the last step: the model, its evaluation, pictures."""
-    draft = run / ".model.zip"
-    agent.save(draft)
-    draft.replace(run / "model.zip")
-    evaluation = evaluate_run(run, agent, recipe, say)
-    curve(run, evaluation)
-    draw(run, examine(run))
+    """What comes after the last step: the model, its evaluation, pictures; RunStopped where they cannot be written."""
+    model = io.BytesIO()  # torch has errors of its own for a disk that is full
+    agent.save(model)
+    try:
+        _write_whole(run / "model.zip", model.getvalue())
+        evaluation = evaluate_run(run, agent, recipe, say)
+        if read_log(run):
+            curve(run, evaluation)
+            draw(run, examine(run))
+    except OSError as error:
+        what = error.strerror or " ".join(str(error).split())
+        raise RunStopped(
+            f"trained {agent.num_timesteps:,} steps, but {error.filename or run} cannot be written: {what};"
+            f" {_after_room(agent, run)}"
+        ) from error
     if is_text(agent):
         say(f"completions to read: {run / COMPLETIONS}")
     else:
         reason = film(run, run / "episode.gif", trust=True)  # the agent's file is this program's own
         say(f"no GIF: {reason}" if reason else f"a film of one episode: {run / 'episode.gif'}")
-    say(f"look at it again: grpo-rl evaluate {run} | grpo-rl play {run} | tensorboard --logdir {run.parent}")
+    logs = shlex.quote(str(run.parent))
+    say(f"look at it again: {command('evaluate', run)} | {command('play', run)} | tensorboard --logdir {logs}")
 
 
-def _changed_versions(run: Path) -> str:
-    """What numbers depend on and is not as it was when the run began, in words."""
+def _after_room(agent: OnPolicyAlgorithm, run: Path) -> str:
+    """What to do where the disk was full after the last step."""
     try:
-        before = json.loads((run / "versions.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        done = checkpoint_steps(run / CHECKPOINT)
+    except ConfigError:
+        return "there is no checkpoint of it: make room and train again"
+    how = "finishes it" if done >= agent.num_timesteps else f"goes on from its checkpoint of {done:,} steps"
+    return f"make room, then {command('resume', run)} {how}"
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings by their names on the command line, such as optimization.learning_rate."""
+    waiting, found = list(yaml.safe_load(recipe.to_yaml()).items()), {}
+    for name, value in waiting:
+        if isinstance(value, dict) and value:
+            waiting += [(f"{name}.{key}", item) for key, item in value.items()]
+        else:
+            found[name] = value
+    return found
+
+
+def _edited(before: dict[str, Any], recipe: Recipe) -> str:
+    """Which settings are not those that the run began with, in words."""
+    then = before.get("recipe")
+    if not isinstance(then, dict):  # a run of an older version
         return ""
+    now = json.loads(json.dumps(_settings(recipe), default=str))
+    names = [name for name in {**then, **now} if then.get(name, ...) != now.get(name, ...)]
+    names = [name for name in names if name not in ("name", "description")]
+
+    def text(settings: dict[str, Any], name: str) -> str:
+        return f"{settings[name]!s:.60}" if name in settings else "not there"
+
+    return ", ".join(f"{name} was {text(then, name)}, is {text(now, name)}" for name in names)
+
+
+def _versions_before(run: Path) -> dict[str, Any]:
+    """What versions.json says: the versions, and under "recipe" the settings, with which the run began."""
+    try:
+        found = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_versions(run: Path, content: dict[str, Any]) -> None:
+    _write_whole(run / "versions.json", json.dumps(content, indent=2, default=str))
+
+
+def _changed_versions(before: dict[str, Any]) -> str:
+    """What numbers depend on and is not as it was when the run began, in words."""
     here = versions()
-    names = [name for name in here if name != "cores" and before.get(name) != here[name]]
+    names = [name for name in here if before and name != "cores" and before.get(name) != here[name]]
     return ", ".join(f"{name} was {before.get(name, 'not there')}, is {here[name]}" for name in names)
 
 
@@ -254,10 +335,15 @@ def _evaluated(run: Path) -> int:
         return 0
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file that is whole or, after an OSError, as it was."""
     draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _curve_if_any(run: Path) -> None:

@@ -1,6 +1,7 @@
 """Training of a run, and all the ways in which it stops: checkpoints, ctrl-C, an error; what a person is told then."""
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -99,8 +100,9 @@ class Checkpoints(CheckpointEvery):
             return
         self._next = (self.num_timesteps // self._every + 1) * self._every
         done = min(self.num_timesteps / self._total, 1)
-        score = safe_mean([episode["r"] for episode in self.model.ep_info_buffer or []])
-        self._report(f"{done:4.0%}  {self.num_timesteps:>10,} steps  mean return {score:.1f}")
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
+        shown = f"{safe_mean(returns):.1f}" if returns else "–"  # until a first episode has ended
+        self._report(f"{done:4.0%}  {self.num_timesteps:>10,} steps  mean return {shown}")
 
 
 def train(agent: OnPolicyAlgorithm, steps: int, run: Path, say: Say, again: bool = False) -> None:
@@ -135,10 +137,10 @@ def train(agent: OnPolicyAlgorithm, steps: int, run: Path, say: Say, again: bool
     except Exception as error:
         if checkpoints.saved_steps is None and isinstance(error, GRPOError) and again:
             raise  # it was not loaded: nothing has been trained
-        (run / "error.log").write_text(traceback.format_exc(), encoding="utf-8")
+        where = _keep_traceback(run)
         name = "" if isinstance(error, GRPOError) else f"{type(error).__name__}: "
         what = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
-        raise RunStopped(f"{name}{what} (traceback in {run / 'error.log'}; {_kept(checkpoints, run)})") from error
+        raise RunStopped(f"{name}{what} ({where}; {_kept(checkpoints, run)})") from error
     finally:
         agent.logger.close()
 
@@ -148,9 +150,27 @@ def _kept(checkpoints: CheckpointEvery, run: Path) -> str:
     if checkpoints.saved_steps is None:
         return "there is no checkpoint of it yet"
     if checkpoints.saved_steps == checkpoints.model.num_timesteps:
-        return f"go on: grpo-rl resume {run}"
+        return f"go on: {command('resume', run)}"
     age = time.monotonic() - checkpoints.saved_time
-    return f"the last checkpoint is of {checkpoints.saved_steps:,} steps, {age:.0f} s old; go on: grpo-rl resume {run}"
+    return (
+        f"the last checkpoint is of {checkpoints.saved_steps:,} steps, {age:.0f} s old; go on: {command('resume', run)}"
+    )
+
+
+def command(name: str, run: Path) -> str:
+    """`grpo-rl NAME RUN` as a shell takes it."""
+    return f"grpo-rl {name} {shlex.quote(str(run))}"
+
+
+def _keep_traceback(run: Path) -> str:
+    """Writes error.log; says where the traceback is. A full disk must not hide the error."""
+    text = traceback.format_exc()
+    try:
+        (run / "error.log").write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(text, end="", file=sys.stderr)
+        return f"traceback above: error.log cannot be written, {error.strerror or error}"
+    return f"traceback in {run / 'error.log'}"
 
 
 @contextmanager

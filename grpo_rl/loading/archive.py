@@ -10,6 +10,7 @@ import io
 import json
 import pathlib
 import re
+import warnings
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch as th
 from stable_baselines3.common.save_util import open_path
 
 from grpo_rl.errors import ConfigError, GRPOError, UntrustedError
+from grpo_rl.loading.limits import Bounded
 from grpo_rl.loading.parts import permitted
 from grpo_rl.loading.pickles import UnreadableError, trace
 
@@ -73,17 +75,19 @@ def open_zip(
 
     Raises:
         UntrustedError: It would execute code, and `trust` is False.
-        ConfigError: As `inspect_zip`, or SB3 failed to load it.
+        ConfigError: As `inspect_zip`, or SB3 failed to load it, or it describes networks far larger than its weights.
     """
     if custom_objects is not None and not isinstance(custom_objects, dict):
         raise ConfigError("custom_objects argument must be a dict or None")
     name = _name(path)
-    with _opened(path) as file:
+    with _opened(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.(_weights_only_unpickler|serialization)")
         contents = _inspect(file, name, [*(custom_objects or {})] if not trust else None)
         if contents.executes:
             raise UntrustedError(_refusal(name, contents.executes), contents.executes)
         try:
-            yield file, contents.data
+            with Bounded(name, _weights(file)):
+                yield file, contents.data
         except GRPOError:
             raise
         except Exception as error:
@@ -160,6 +164,15 @@ def _inspect(file: Any, name: str, without: Collection[str] | None) -> Contents:
             if found:
                 executes[key] = found
     return Contents(data, executes)
+
+
+def _weights(file: Any) -> int:
+    """Bytes of the policy's weights, unpacked."""
+    start = file.tell()
+    with zipfile.ZipFile(file) as archive:
+        stored = sum(info.file_size for info in archive.infolist() if info.filename == "policy.pth")
+    file.seek(start)
+    return stored
 
 
 def _check_entries(archive: zipfile.ZipFile, file: Any, name: str) -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import multiprocessing
+import socket
+import subprocess
+import sys
 import threading
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -222,8 +230,8 @@ def capture_state(env: gym.Env) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (Sealed, r"observation 0 steps after a fork: .* \(not copied: course\)"),
-        (GlobalCartPole, "reward 0 steps after"),
+        (Sealed, r"observation 0 steps after a fork: .* \(not copied: course of Sealed\)"),
+        (GlobalCartPole, r"reward 0 steps after .*does it draw from np\.random, random or torch, or read a clock"),
     ],
 )
 def test_what_attributes_do_not_hold_is_refused_with_the_first_difference(build: Any, words: str) -> None:
@@ -243,7 +251,7 @@ def test_a_class_that_passed_is_probed_again_for_another_factory() -> None:
             return super().observe() + (next(self.numbers) if self.numbers else 0.0)
 
     require_exact(Sometimes(False), lambda: Sometimes(False))
-    with pytest.raises(ForkError, match="not copied: numbers"):
+    with pytest.raises(ForkError, match="not copied: numbers of Sometimes"):
         require_exact(Sometimes(True), lambda: Sometimes(True))
 
 
@@ -268,3 +276,91 @@ def test_an_env_inside_a_container_is_refused() -> None:
     report = probe_fork(Hoard)
     assert not report.exact
     assert "Plain is an env kept inside another one" in report.reason
+
+
+class OwnSnapshots(Plain):
+    def get_snapshot(self) -> Any:
+        return copy.deepcopy((self.x, self.own, self.seen, self._np_random))
+
+    def set_snapshot(self, state: Any) -> None:
+        self.x, self.own, self.seen, self._np_random = copy.deepcopy(state)
+
+
+class Forgetful(OwnSnapshots):
+    def set_snapshot(self, state: Any) -> None:
+        super().set_snapshot((0.0, *state[1:]))
+
+
+class Closing(gym.Wrapper):
+    """What its function counts is in a closure."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        count = [0.0]
+
+        def f() -> float:
+            count[0] += 1
+            return count[0]
+
+        self.f = f
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        return obs, float(reward) + self.f(), *rest
+
+
+def test_the_class_whose_fault_it_is_is_named() -> None:
+    def build() -> gym.Env:
+        return Closing(OwnSnapshots())
+
+    with pytest.raises(ForkError, match=r"this env cannot be forked exactly: .*\(not copied: f of Closing\)"):
+        require_exact(build(), build)
+    with pytest.raises(ForkError, match=r"get_snapshot and set_snapshot of Forgetful do .*does get_snapshot leave"):
+        require_exact(Forgetful(), Forgetful)
+
+
+class Beside(gym.Wrapper):
+    """Holds what a test gives it, and does nothing with it."""
+
+    given: ClassVar[Callable[[], Any]]
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.held = type(self).given()
+
+
+def test_what_goes_on_by_itself_is_refused_and_what_has_ended_is_not(tmp_path: Path) -> None:
+    stop, ended = threading.Event(), threading.Thread(target=int)
+    thread = threading.Thread(target=stop.wait, daemon=True)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own, peer = socket.socketpair()
+    connection, other = multiprocessing.Pipe()
+    written = (tmp_path / "log").open("w")
+    read = Path(__file__).open()  # noqa: SIM115
+    thread.start()
+    ended.start()
+    ended.join()
+
+    def report(value: Any) -> str:
+        Beside.given = staticmethod(lambda: value)
+        return str(probe_fork(lambda: Beside(Plain()), steps=5))
+
+    try:
+        for value, words in [
+            (thread, "Beside holds held, a running Thread, which"),
+            ([thread], "a running Thread"),
+            ({"a": types.SimpleNamespace(b=own)}, "an open socket"),
+            (process, "a running Popen"),
+            (connection, "an open Connection"),
+            (written, "a file that is open for writing: TextIOWrapper"),
+        ]:
+            assert words in report(value)
+        for closed in (process.stdin, own, peer, connection, other, written):
+            closed.close()
+        process.wait()
+        for value in (ended, process, own, connection, written, read, sys.stdout, io.StringIO(), threading.Lock()):
+            assert "exact forks by" in report(value), value
+    finally:
+        stop.set()
+        process.kill()
+        read.close()

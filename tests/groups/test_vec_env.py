@@ -454,8 +454,8 @@ def test_ids_classes_factories_and_wrappers() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: make_group_env("Hoper-v5"), ConfigError, 'unknown env id "Hoper-v5": did you mean Hopper-v5 or'),
-        (lambda: make_group_env("qqqqqqqq"), ConfigError, "pprint_registry"),
+        (lambda: make_group_env("Hoper-v5"), ConfigError, 'knows no "Hoper-v5": nearest: Hopper-v5'),
+        (lambda: make_group_env("qqqqqqqq"), ConfigError, 'knows no "qqqqqqqq".*module:id'),
         (lambda: make_group_env("CartPole-v1", n_groups=0), ConfigError, "n_groups: expected at least 1, got 0"),
         (lambda: make_group_env("CartPole-v1", group_size=-1), ConfigError, "group_size: expected at least 1, got -1"),
         (lambda: make_group_env(gym.make("CartPole-v1")), ConfigError, "needs an env of its own"),

@@ -1,8 +1,11 @@
 """Runs that survive: ctrl-C, kill -9 at any moment, an error, and `resume` afterwards."""
 
+import contextlib
 import csv
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from grpo_rl.checkpoint import checkpoint_steps
+from grpo_rl.checkpoint import checkpoint_steps, save_checkpoint
 from grpo_rl.errors import ConfigError
 from grpo_rl.lab import run as lab_run
 from grpo_rl.lab import training
@@ -165,6 +168,122 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
         resume_run(tmp_path)
 
 
+@contextlib.contextmanager
+def full_disk(size):
+    """No file grows beyond `size` bytes: as on a full disk, writing raises an OSError."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_log_that_cannot_be_written_is_said_once_and_the_rest_goes_on(after, tmp_path, capfd):
+    said = []
+    logger = open_logs(tmp_path, after=after, say=said.append)
+    with full_disk(1000):
+        for step in range(30):
+            logger.record("time/total_timesteps", step)
+            logger.record("a", "x" * 50)
+            logger.record("b", step / 3)
+            logger.dump(step)
+            time.sleep(0.002)  # TensorBoard writes in a thread of its own
+        logger.close()
+    assert sorted(line.partition(":")[0] for line in said) == [
+        "TensorBoard's events cannot be written",
+        "progress.csv cannot be written",
+    ]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_disk_that_is_full_from_the_start_on_lets_it_train(tmp_path):
+    said = []
+    with full_disk(1500), pytest.raises(RunStopped, match="no checkpoint of it: make room and train again") as stop:
+        train_run(recipe(), tmp_path, say=said.append)
+    assert str(stop.value).startswith("trained 6") and len(str(stop.value).splitlines()) == 1
+    assert sum("progress.csv cannot be written" in line for line in said) <= 1
+    (run,) = tmp_path.iterdir()
+    assert not [path for path in run.iterdir() if path.name.startswith(".")], "no draft is left"
+    assert not (run / "model.zip").exists()
+
+
+def test_a_disk_that_is_full_after_the_last_step_is_one_line_and_resume_finishes(tmp_path, monkeypatch):
+    whole = train_run(recipe(), tmp_path / "whole", say=lambda line: None)
+    finish = lab_run._finish
+
+    def finish_on_a_full_disk(*arguments):
+        with full_disk(1000):
+            finish(*arguments)
+
+    monkeypatch.setattr(lab_run, "_finish", finish_on_a_full_disk)
+    with pytest.raises(RunStopped, match=r"^trained \d+ steps, but .*; make room, then grpo-rl resume .* finishes it$"):
+        train_run(recipe(), tmp_path / "runs", say=lambda line: None)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in run.iterdir()} & {"model.zip", ".model.zip", ".model.zip.tmp"} == set()
+    monkeypatch.setattr(lab_run, "_finish", finish)
+    said = []
+    the_same(resume_run(run, say=said.append), whole)
+    assert said[0] == f"run: all of 600 steps are made, what follows the last one comes now, in {run}"
+
+
+def test_a_recipe_that_was_edited_is_said(tmp_path):
+    run, said = train_run(recipe(200), tmp_path, say=lambda line: None), []
+    text = (run / "recipe.yaml").read_text()
+    assert "n_epochs: 1" in text
+    (run / "recipe.yaml").write_text(text.replace("n_epochs: 1", "n_epochs: 2"))
+    resume_run(run, steps=400, say=said.append)
+    edited = [line for line in said if "recipe.yaml" in line]
+    assert edited == ["recipe.yaml is not what the run began with: optimization.n_epochs was 1, is 2"]
+    (run / "recipe.yaml").write_text(text)
+    said.clear()
+    resume_run(run, steps=600, say=said.append)
+    assert not [line for line in said if "recipe.yaml" in line]
+
+
+def test_an_evaluation_without_its_checkpoint_is_no_finished_run(tmp_path):
+    run = train_run(recipe(600), tmp_path, say=lambda line: None)
+    with pytest.raises(RunStopped):
+        train_run(recipe(600), tmp_path / "other", say=Presses())
+    (other,) = (tmp_path / "other").iterdir()
+    shutil.copy(other / CHECKPOINT, run / CHECKPOINT)
+    done, said = checkpoint_steps(run / CHECKPOINT), []
+    assert done < 600
+    resume_run(run, say=said.append)
+    assert said[0] == f"run: on from {done} of 600 steps, in {run}"
+    assert checkpoint_steps(run / CHECKPOINT) >= 600
+
+
+def test_a_checkpoint_of_another_run_is_refused_before_anything_else(tmp_path):
+    with pytest.raises(RunStopped):
+        train_run(recipe(), tmp_path, say=Presses())
+    (run,) = tmp_path.iterdir()
+    other = make_recipe({"environment": {"id": "Acrobot-v1"}, "training": {"steps": 9}}, "test")
+    env = build_env(other)
+    save_checkpoint(build_agent(other, env), run / CHECKPOINT)
+    env.close()
+    before, said = {path: path.read_bytes() for path in run.iterdir()}, []
+    with pytest.raises(ConfigError) as error:
+        resume_run(run, say=said.append)
+    assert str(error.value) == (
+        f"{run / CHECKPOINT}: the checkpoint's observation space is Box((6,), float32), here it is Box((4,), float32):"
+        " build the model as it was"
+    )
+    assert said == []
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_commands_that_are_printed_can_be_pasted(tmp_path):
+    said = []
+    run = train_run(recipe(100), tmp_path / "my runs; $HOME", say=said.append)
+    resume_run(run, say=said.append)
+    assert shlex.split(said[-2].rpartition(": ")[2].partition("|")[0]) == ["grpo-rl", "evaluate", str(run)]
+    assert shlex.split(said[-2])[-1] == str(run.parent)
+    assert shlex.quote(str(run)) in said[-1].partition("; grpo-rl resume")[2]
+
+
 @pytest.mark.slow
 def test_another_process_goes_on_bit_for_bit(tmp_path):
     """Hopper, hybrid: stopped here, resumed by the command line in a process of its own."""
@@ -223,3 +342,16 @@ def test_killed_at_random_times_it_is_still_the_same_run(tmp_path, monkeypatch):
     assert kills >= 10 and len(seen) >= 3, (kills, seen)
     the_same(run, whole)
     assert not Path(run, f".{CHECKPOINT}.tmp").exists()
+
+
+def test_a_mean_return_before_the_first_episode_has_ended_is_a_dash(tmp_path):
+    env = build_env(recipe())
+    agent, said = build_agent(recipe(), env), []
+    callback = Checkpoints(tmp_path, 600, said.append, Stop(), print)
+    callback.model, callback._next = agent, 0
+    for returns in ([], [2.0, 3.0]):
+        agent.ep_info_buffer = [{"r": value} for value in returns]
+        callback._next = 0
+        callback._on_rollout_end()
+    assert [line.split()[-1] for line in said] == ["–", "2.5"]
+    env.close()

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pickle
+import resource
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -287,7 +288,7 @@ DAMAGED: dict[str, tuple[Edit, str]] = {
     "no space": (lambda data, files: data.pop("observation_space"), "observation_space"),
     "space is a number": (attribute("observation_space", 3), "not a Gymnasium space"),
     "batch_size": (attribute("batch_size", "x"), "batch_size='x': expected a whole number"),
-    "huge net": (attribute("policy_kwargs", {"net_arch": [10**12]}), "cannot be loaded as it is"),
+    "huge net": (attribute("policy_kwargs", {"net_arch": [10**12]}), "describes networks of"),
 }
 
 
@@ -379,9 +380,62 @@ def test_set_parameters_executes_nothing(content: bytes, saved: pathlib.Path, mo
     edited(saved, attribute("payload", entry(Call(os.system, "touch mark"))))
     model.set_parameters(str(saved))
     edited(saved, put("policy.pth", content))
-    with pytest.raises(pickle.UnpicklingError, match="Weights only"):
+    with pytest.raises(ConfigError, match=r'"policy\.pth" holds something else than tensors') as caught:
         model.set_parameters(str(saved))
+    assert str(caught.value).startswith(str(saved)) and "\n" not in str(caught.value)
+    assert "weights_only" not in str(caught.value)
     assert not (saved.parent / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        put("policy.pth", pth([1])),
+        put("policy.pth", b"not torch's"),
+        put("policy.pth", pth({"log_std": th.zeros(3)})),
+        put("policy.optimizer.pth", pth({"state": 3})),
+        lambda data, files: files.pop("policy.pth"),
+        lambda data, files: files.pop("data"),
+    ],
+    ids=["a list", "junk", "other names", "no optimizer's", "no policy", "no data"],
+)
+def test_set_parameters_of_a_damaged_file_is_one_line(edit: Edit, saved: pathlib.Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grpo(Constant(8), group_kind="window").set_parameters(str(edited(saved, edit)))
+    assert str(saved) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_torch_says_nothing_of_its_own_about_a_file(saved: pathlib.Path, recwarn: pytest.WarningsRecorder) -> None:
+    """A pickle of another protocol among the weights: torch would warn, with a line of its source."""
+    edited(saved, put("policy.pth", pickle.dumps(Call(os.system, "touch mark"), protocol=4)))
+    with pytest.raises(ConfigError):
+        GRPO.load(saved, device="cpu")
+    assert not [warning for warning in recwarn if "torch" in str(warning.filename)]
+
+
+HUGE: dict[str, Edit] = {
+    "layers": attribute("policy_kwargs", {"net_arch": [20_000, 20_000]}),
+    "many layers": attribute("policy_kwargs", {"net_arch": [500] * 2000}),
+    "heads": attribute("policy_kwargs", {"net_arch": {"pi": [30_000, 30_000], "vf": []}}),
+    "in a pickle": attribute("policy_kwargs", entry({"net_arch": [30_000, 30_000], "activation_fn": th.nn.ReLU})),
+    "actions": attribute("action_space", entry(spaces.Discrete(50_000_000))),
+    "observations": attribute("observation_space", entry(spaces.Discrete(50_000_000))),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_network_that_the_file_cannot_hold_is_not_built(name: str, saved: pathlib.Path) -> None:
+    edited(saved, HUGE[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError, match=r"describes networks of [\d,]+ bytes or more, but holds [\d,]+ bytes"):
+        GRPO.load(saved, device="cpu")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 500_000, "less than 500 MB"
+
+
+def test_a_large_network_of_its_own_loads(saved: pathlib.Path) -> None:
+    model = grpo(Constant(8), group_kind="window", policy_kwargs={"net_arch": [3000, 3000]})
+    model.save(saved)
+    assert GRPO.load(saved, device="cpu").policy_kwargs == {"net_arch": [3000, 3000]}
 
 
 # --- files of other algorithms ----------------------------------------------------------------------------------------
