@@ -40,6 +40,7 @@ def settings_of_recipe(recipe: Recipe) -> dict[str, Any]:
         scale = "batch" if setting(recipe, "normalize_advantage") else "none"
         settings["advantage_scale"] = settings["advantage_scale"] or scale
         settings["normalize_reward"] |= recipe.environment.normalize
+        del settings["normalize_reward" if recipe.model["policy"] == "CausalLMPolicy" else "mask_truncated"]
     return settings
 
 

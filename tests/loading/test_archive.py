@@ -284,7 +284,7 @@ DAMAGED: dict[str, tuple[Edit, str]] = {
     "path out": (put("../../evil.pth", pth({})), "'../../evil.pth' is no name"),
     "absolute path": (put("/tmp/evil.pth", pth({})), "'/tmp/evil.pth' is no name"),
     "no policy_class": (lambda data, files: data.pop("policy_class"), "policy_class"),
-    "policy_kwargs": (attribute("policy_kwargs", 3), "cannot be loaded as it is: TypeError"),
+    "policy_kwargs": (attribute("policy_kwargs", 3), "cannot be loaded as it is: "),
     "no space": (lambda data, files: data.pop("observation_space"), "observation_space"),
     "space is a number": (attribute("observation_space", 3), "not a Gymnasium space"),
     "batch_size": (attribute("batch_size", "x"), "batch_size='x': expected a whole number"),
