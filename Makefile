@@ -56,6 +56,7 @@ tables: $(READY)
 	$(BIN)/grpo-rl list --markdown >> agents/README.draft
 	mv agents/README.draft agents/README.md
 	$(BIN)/python docs/make_forking_table.py
+	for page in engine learner monitor workers; do $(BIN)/python docs/make_$$page.py --tables-only; done
 	$(BIN)/python docs/make_results.py
 
 bench: $(READY)

@@ -9,7 +9,6 @@ alone in as many threads, without observations, rewards, or waiting for each oth
 `import envpool` works; it cannot fork, and brings a MuJoCo of its own.
 """
 
-import json
 import platform
 import re
 import sys
@@ -29,10 +28,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl.groups.mujoco import MujocoVecEnv
 from grpo_rl.groups.threads import usable_cores
+from grpo_rl.lab.pages import Page
 from grpo_rl.mujoco_log import quiet_build
 
-PAGE = Path(__file__).with_name("engine.md")
-FINDINGS = Path(__file__).with_name("engine.json")
 TASKS = ("Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5")
 NUMBERS = (1, 8, 32, 64)
 ROUNDS, STEPS = 5, 1024  # env steps a round
@@ -185,7 +183,7 @@ def measure_all() -> None:
     for n_envs, minibatch in PPO_RUNS:
         found["ppo"][f"{n_envs} {minibatch}"] = measure_ppo(n_envs, minibatch)
         print("PPO", n_envs, minibatch, flush=True)
-    FINDINGS.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.keep(found)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -201,12 +199,12 @@ def ratio(clocks: list[Clock], others: list[Clock], which: int = 0) -> float:
     return float(np.median([other[which] / own[which] for own, other in zip(clocks, others, strict=True)]))
 
 
-def engines() -> str:
+def engines(found: dict[str, Any]) -> str:
     lines = [
         "| task | columns | bare `mj_step` | grpo_rl | of bare, wall | of bare, CPU | × Gymnasium | × EnvPool |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for env_id, rows in json.loads(FINDINGS.read_text(encoding="utf-8"))["engines"].items():
+    for env_id, rows in found["engines"].items():
         for n_envs, row in rows.items():
             ours, physics = row["grpo_rl"], row["bare mj_step"]
             pool = f"{ratio(ours, row['EnvPool']):.2f}" if "EnvPool" in row else "–"
@@ -217,12 +215,12 @@ def engines() -> str:
     return "\n".join(lines)
 
 
-def ppo() -> str:
+def ppo(found: dict[str, Any]) -> str:
     lines = [
         "| columns | minibatch | sampling, Gymnasium | sampling, grpo_rl | × | learn, Gymnasium | learn, grpo_rl | × |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for run, row in json.loads(FINDINGS.read_text(encoding="utf-8"))["ppo"].items():
+    for run, row in found["ppo"].items():
         theirs, ours = (np.median(np.array(row[name]), axis=0) for name in ("Gymnasium", "grpo_rl"))
         cells = []
         for other, own in ((theirs[0] - theirs[1], ours[0] - ours[1]), (theirs[0], ours[0])):
@@ -231,35 +229,20 @@ def ppo() -> str:
     return "\n".join(lines)
 
 
-def where() -> str:
-    found = json.loads(FINDINGS.read_text(encoding="utf-8"))
+def where(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return f"Measured on {found['machine']}, with {versions}."
 
 
-TABLES: dict[str, Callable[[], str]] = {"where": where, "engines": engines, "ppo": ppo}
-
-
-def table() -> str:
-    """All tables, as the findings say."""
-    return "\n".join(make() for make in TABLES.values())
-
-
-def between(name: str) -> re.Pattern[str]:
-    return re.compile(f"(?<=<!-- {name}:begin -->\n).*?(?=\n<!-- {name}:end -->)", re.DOTALL)
-
-
-def written() -> str:
-    """The tables that the page holds now."""
-    page = PAGE.read_text(encoding="utf-8")
-    return "\n".join(found[0] for name in TABLES if (found := between(name).search(page)))
-
+PAGE = Page(
+    Path(__file__).with_name("engine.md"),
+    Path(__file__).with_name("engine.json"),
+    {"where": where, "engines": engines, "ppo": ppo},
+)
+table, written = PAGE.table, PAGE.written
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if "--tables-only" not in sys.argv:
         measure_all()
-    page = PAGE.read_text(encoding="utf-8")
-    for name, make in TABLES.items():
-        page = between(name).sub(lambda _, make=make: make(), page)
-    PAGE.write_text(page, encoding="utf-8")
+    PAGE.write()

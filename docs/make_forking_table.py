@@ -8,7 +8,6 @@ for bit. The findings, with costs, versions and machine, are in docs/forking.jso
 tests/forks/test_families.py proves the findings anew; tests/test_docs.py fails where the page differs from them.
 """
 
-import json
 import platform
 import re
 import sys
@@ -28,9 +27,8 @@ from stable_baselines3.common.monitor import Monitor
 
 from grpo_rl import probe_fork
 from grpo_rl.forks.snapshot import fork_support, prepare, transfer
+from grpo_rl.lab.pages import Page
 
-PAGE = Path(__file__).with_name("forking.md")
-FINDINGS = Path(__file__).with_name("forking.json")
 GYMNASIUM = {"classic_control": "classic control", "toy_text": "toy text", "mujoco": "MuJoCo", "box2d": "Box2D"}
 MINIGRID = ("MiniGrid-DoorKey-8x8-v0", "MiniGrid-Dynamic-Obstacles-8x8-v0", "BabyAI-GoToRedBall-v0", "BabyAI-BossLevel-v0")
 OTHERS = {
@@ -200,13 +198,9 @@ def machine() -> str:
     return f"{model[1] if model else platform.processor()}, one thread, Python {platform.python_version()}"
 
 
-def findings() -> dict[str, Any]:
-    return json.loads(FINDINGS.read_text(encoding="utf-8"))
-
-
 def measure_all() -> None:
     """Measures the families that run here, and leaves what was found of the others."""
-    found = findings() if FINDINGS.exists() else {"environments": {}, "matrix": {}}
+    found = PAGE.read() if PAGE.findings.exists() else {"environments": {}, "matrix": {}}
     versions = {name: installed(name) for name in PACKAGES if installed(name)}
     older = tuple(map(int, versions["mujoco"].split(".")[:2])) < (3, 17)
     for family, ids in newest_ids().items():
@@ -221,7 +215,7 @@ def measure_all() -> None:
             print(env_id, stack, found["matrix"][env_id][stack], flush=True)
     found["machine"] = machine()
     found.setdefault("versions", {})["older" if older else "newest"] = versions
-    FINDINGS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.keep(found)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the page
@@ -235,47 +229,33 @@ def cost(row: dict[str, Any]) -> str:
     return text + (f" + {row['cost_us_per_step'] / 1000:.2g} ms a step" if "cost_us_per_step" in row else "")
 
 
-def environments() -> str:
+def environments(found: dict[str, Any]) -> str:
     lines = ["| family | environment | exact forks | copied by | cost of a fork |", "|---|---|---|---|---|"]
-    for family, rows in sorted(findings()["environments"].items(), key=lambda item: list(newest_ids()).index(item[0])):
+    for family, rows in sorted(found["environments"].items(), key=lambda item: list(newest_ids()).index(item[0])):
         for env_id, row in rows.items():
             exact = "yes" if row["exact"] else f"no: {row['reason']}"
             lines.append(f"| {family} | {env_id} | {exact} | {row['how'] or '–'} | {cost(row)} |")
     return "\n".join(lines)
 
 
-def matrix() -> str:
+def matrix(found: dict[str, Any]) -> str:
     lines = ["| environment | " + " | ".join(STACKS) + " |", "|---" * (len(STACKS) + 1) + "|"]
-    found = findings()["matrix"]
-    for env_id in [env_id for ids in MATRIX.values() for env_id in ids if env_id in found]:
-        row = [("exact" if not found[env_id][stack] else "no") if stack in found[env_id] else "–" for stack in STACKS]
+    cells = found["matrix"]
+    for env_id in [env_id for ids in MATRIX.values() for env_id in ids if env_id in cells]:
+        row = [("exact" if not cells[env_id][stack] else "no") if stack in cells[env_id] else "–" for stack in STACKS]
         lines.append(f"| {env_id} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"environments": environments, "matrix": matrix}
-
-
-def table() -> str:
-    """All tables, as the findings say."""
-    return "\n".join(make() for make in TABLES.values())
-
-
-def between(name: str) -> re.Pattern[str]:
-    return re.compile(f"(?<=<!-- {name}:begin -->\n).*?(?=\n<!-- {name}:end -->)", re.DOTALL)
-
-
-def written() -> str:
-    """The tables that the page holds now."""
-    page = PAGE.read_text(encoding="utf-8")
-    return "\n".join(found[0] for name in TABLES if (found := between(name).search(page)))
-
+PAGE = Page(
+    Path(__file__).with_name("forking.md"),
+    Path(__file__).with_name("forking.json"),
+    {"environments": environments, "matrix": matrix},
+)
+table, written, findings = PAGE.table, PAGE.written, PAGE.read
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if "--tables-only" not in sys.argv:
         measure_all()
-    page = PAGE.read_text(encoding="utf-8")
-    for name, make in TABLES.items():
-        page = between(name).sub(lambda _, make=make: make(), page)
-    PAGE.write_text(page, encoding="utf-8")
+    PAGE.write()

@@ -138,9 +138,12 @@ class Succeeding(gym.Wrapper):
         return *rest, truncated, info | ({"is_success": True} if truncated else {})
 
 
-def test_the_table_of_forks_is_current():
-    script = ROOT / "docs" / "make_forking_table.py"
-    assert load_object(f"{script}:written")() == load_object(f"{script}:table")(), f"run python {script.name}"
+@pytest.mark.parametrize("name", ["engine", "forking_table", "learner", "monitor", "workers"])
+def test_the_tables_of_a_page_are_current(name):
+    script = ROOT / "docs" / f"make_{name}.py"
+    table = load_object(f"{script}:table")()
+    assert table.count("\n") > 3
+    assert load_object(f"{script}:written")() == table, f"run python docs/{script.name} --tables-only"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/critic-free-or-hybrid.md"])

@@ -47,6 +47,7 @@ class ForkReport:
         reason: As in `Support`, or what differed first.
         steps: Steps compared.
         cost_us: Median time of a `transfer` in µs.
+        grows: A fork plays the episode again: that time is for the short episodes of the probe.
     """
 
     env: str
@@ -55,11 +56,13 @@ class ForkReport:
     reason: str
     steps: int = 0
     cost_us: float = float("nan")
+    grows: bool = False
 
     def __str__(self) -> str:
         if not self.exact:
             return f"{self.env}: no exact forks: {self.reason}"
-        return f"{self.env}: exact forks by {self.how}, {self.steps} steps bit-equal, {self.cost_us:.0f} µs per fork"
+        cost = f"{self.cost_us:.0f} µs per fork" + ", more the older the episode" * self.grows
+        return f"{self.env}: exact forks by {self.how}, {self.steps} steps bit-equal, {cost}"
 
 
 def require_exact(env: gym.Env, build: Callable[[], gym.Env] | None = None) -> Support:
@@ -129,7 +132,9 @@ def probe_fork(
         difference, cost_us = _compare(original, copied, steps, seed)
         difference = _goes_on(original) or difference
         exact = not difference
-        return ForkReport(_name(original), exact, support.how, difference or support.reason, steps, cost_us)
+        return ForkReport(
+            _name(original), exact, support.how, difference or support.reason, steps, cost_us, support.grows
+        )
     except Exception as error:
         error.add_note("grpo_rl: raised by a fresh env while its forks were probed, by steps with sampled actions")
         raise

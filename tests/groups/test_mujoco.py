@@ -28,7 +28,6 @@ from grpo_rl.groups.mujoco import MujocoVecEnv, make_vec, supports
 from grpo_rl.groups.physics import NativePhysics, ThreadPhysics
 from grpo_rl.groups.vec_env import GroupVecEnv
 from grpo_rl.lab.film import offscreen_backends
-from grpo_rl.recipes import PACKAGE, load_object
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "Ant-v5": {
@@ -559,10 +558,3 @@ def test_grpo_learns_the_same_on_both_engines() -> None:
         assert model.groups.means == "fork"
     for mine, theirs in zip(*learned, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_the_tables_of_the_page_are_current() -> None:
-    script = PACKAGE.parent / "docs" / "make_engine.py"
-    assert load_object(f"{script}:written")() == load_object(f"{script}:table")(), (
-        f"run python {script.name} --tables-only"
-    )
