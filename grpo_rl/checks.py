@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+from gymnasium import spaces
 
 from grpo_rl import advantages as adv
 from grpo_rl import objective
@@ -171,6 +172,12 @@ def _check_modality(model: GRPO) -> None:
                 hint = "; PromptEnv(grouping=…) says who is compared with whom" if name == "grouping" else ""
                 raise ConfigError(f"{name}={getattr(model, name)!r} is for control, and this env is one of texts{hint}")
         return
+    shown = model.observation_space
+    if language and not (isinstance(shown, spaces.Dict) and {"input_ids", "attention_mask"} <= shown.spaces.keys()):
+        raise ConfigError(
+            'policy "CausalLMPolicy" needs an env of texts (grpo_rl.text.PromptEnv) or a TokenEnv, got observations'
+            f" {shown!s:.80}"
+        )
     if objective.LOSSES[model.loss_type].needs_segments if model.loss_type in objective.LOSSES else False:
         raise ConfigError(f'loss_type="{model.loss_type}" is over whole completions, and this env has steps: "clipped"')
     only_text = {"tied_groups": "keep", "mask_truncated": False, "entropy_quantile": 0.0, "micro_batch_size": None}

@@ -324,7 +324,9 @@ class GRPO(OnPolicyAlgorithm):
             self.reference_policy.share_normalizer(self.policy)
         self._renew_reference()
         self.reward_scale = ReturnScale().to(self.device)
-        self._programs = Programs(self, own_loss=type(self).loss is GRPO.loss)
+        self._programs = Programs(
+            self, own_loss=(type(self).loss, type(self).differentiate) == (GRPO.loss, GRPO.differentiate)
+        )
         self._setup_sampling()
 
     def _setup_sampling(self) -> None:
@@ -708,10 +710,13 @@ class GRPO(OnPolicyAlgorithm):
         if before is not None:
             self.policy.load_state_dict(before)
             self.policy.optimizer.state.clear()  # its averages are not finite either
+        broken = sorted({name for terms in metrics for name, term in terms.items() if not term.isfinite()})
+        cures = "" if is_text(self) else ", normalize_reward=True"
         raise NonFiniteError(
             f"the loss, its gradient, a parameter or the std is not finite at update {self._n_updates}"
-            f" ({self.num_timesteps} env steps). The policy was put back to where it was before this update. A lower"
-            " learning_rate, normalize_reward=True or a lower max_grad_norm usually cures it."
+            f" ({self.num_timesteps} env steps{', first seen in: ' * bool(broken)}{', '.join(broken)}). The policy was"
+            " put back to where it was before this update. A lower"
+            f" learning_rate{cures} or a lower max_grad_norm usually cures it."
         )
 
     def _log_groups(self, rollout: GroupBuffer) -> None:
@@ -762,7 +767,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> SelfGRPO:
         """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self."""
         end = int(total_timesteps) + (0 if reset_num_timesteps else self.num_timesteps)
-        if self.cold_start >= end:
+        if self.cold_start and self.cold_start >= end:
             warn(
                 f"cold_start={self.cold_start:,} lasts beyond the end of this learn at {end:,} steps: all of it trains"
                 " as PPO, without groups; give a smaller cold_start"

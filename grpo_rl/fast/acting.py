@@ -12,7 +12,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor
 
-from grpo_rl.fast.program import Untraceable, trace
+from grpo_rl.fast.program import Untraceable, trace, untouched
 from grpo_rl.policies.control import ControlPolicy
 from grpo_rl.types import Obs
 
@@ -70,7 +70,8 @@ class Acting:
         memory = [tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers())]
         made_for = memory, [(array.shape, array.dtype) for array in arrays]
         if made_for != self.made_for:
-            self.program, self.made_for = self._trace(obs), made_for
+            with untouched(policy):
+                self.program, self.made_for = self._trace(obs), made_for
         agrees = False
         if self.program is not None:
             pairs = [

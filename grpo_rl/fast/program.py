@@ -57,12 +57,23 @@ def _record(function: Callable[..., Sequence[th.Tensor]], inputs: Sequence[th.Te
     with _no_validation(), _OneHot(), th.random.fork_rng(devices=[]):
         try:
             graph = make_fx(function)(*inputs)
-        except Exception as error:  # whatever a function may raise when its tensors have no values to ask for
+            graph.graph.eliminate_dead_code()
+            samples = _Samples(graph)
+            samples.run(*inputs)
+        except Exception as error:  # whatever a function may raise whose tensors have no values to ask for, or no names
             raise Untraceable(f"{type(error).__name__}: {error}") from error
-        graph.graph.eliminate_dead_code()
-        samples = _Samples(graph)
-        samples.run(*inputs)
     return samples.values
+
+
+@contextlib.contextmanager
+def untouched(module: th.nn.Module) -> Iterator[None]:
+    """Leaves the buffers of `module` as they were: running statistics must not count what is done to compare."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(module.buffers(), before, strict=True):
+            buffer.copy_(value)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch as th
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.fast.acting import is_plain
 from grpo_rl.fast.flat import FlatParameters
-from grpo_rl.fast.program import Untraceable, trace
+from grpo_rl.fast.program import Untraceable, trace, untouched
 from grpo_rl.types import Batch
 
 TRACING_COST = 300
@@ -62,7 +62,7 @@ class Program(NamedTuple):
 class Programs:
     """What numpy needs of a model, kept from one update to the next.
 
-    `own_loss`: the loss is the library's. One of a user's may do more than reckon, and is left to torch.
+    `own_loss`: `loss` and `differentiate` are the library's. A user's may do more than reckon, and are left to torch.
     """
 
     def __init__(self, model: Any, own_loss: bool) -> None:
@@ -85,7 +85,7 @@ class Programs:
     def update(self, clip_range: float) -> TorchUpdate:
         """One update: by numpy, where that goes."""
         model = self.model
-        own_loss = self.own_loss and "loss" not in vars(model)
+        own_loss = self.own_loss and not {"loss", "differentiate"} & vars(model).keys()
         if not (own_loss and type(model.rollout_buffer) is GroupBuffer and self._lay_out()):
             return TorchUpdate(model, clip_range)
         assert self.flat is not None
@@ -153,11 +153,12 @@ class NumpyUpdate(TorchUpdate):
 
     def _compare(self, index: np.ndarray) -> bool:
         """Makes the program where there is none. Whether it does what torch does with this minibatch."""
-        if self.settings in self.programs:
-            return self._is_right(index)
-        batch, fewer = (self.model.rollout_buffer.batch(rows) for rows in (index, index[:-1]))
-        self.programs[self.settings] = _trace_loss(self.model, batch, fewer, self.clip_range, self.parameters)
-        return self._is_right(index) and self._is_right(index[:-1])
+        with untouched(self.model.policy):
+            if self.settings in self.programs:
+                return self._is_right(index)
+            batch, fewer = (self.model.rollout_buffer.batch(rows) for rows in (index, index[:-1]))
+            self.programs[self.settings] = _trace_loss(self.model, batch, fewer, self.clip_range, self.parameters)
+            return self._is_right(index) and self._is_right(index[:-1])
 
     def _is_right(self, index: np.ndarray) -> bool:
         program, state = self.programs[self.settings], th.get_rng_state()

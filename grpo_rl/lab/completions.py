@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from grpo_rl.errors import ConfigError
+
 COMPLETIONS = "completions.md"
 """Of a run, in its folder."""
 PROMPTS = 3
@@ -60,7 +62,10 @@ def converse(agent: Any, lines: Iterable[str], say: Callable[[str], None]) -> No
     """Answers each line, which is a prompt, with the most likely completion; until there are no more."""
     say("type a prompt; end with ctrl-D")
     for line in lines:
-        say(agent.predict(line.rstrip("\n"), deterministic=True)[0])
+        try:
+            say(agent.predict(line.rstrip("\n"), deterministic=True)[0])
+        except ConfigError as error:  # one prompt that cannot be answered does not end it
+            say(str(error))
 
 
 def _cell(text: str) -> str:

@@ -248,6 +248,8 @@ class CausalLM(nn.Module):
         self._plain_head = True
         ids = th.arange(min(4, self.vocab_size), device=self.device).unsqueeze(0)
         theirs = self.lm(input_ids=ids).logits.float()
+        if not theirs.isfinite().all():
+            raise ConfigError("model: its logits are not finite, so its weights are damaged: load another file")
         ours = self.logits(self.body(input_ids=ids).last_hidden_state).float()
         return th.allclose(theirs, ours, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 

@@ -240,10 +240,15 @@ class CausalLMPolicy(BasePolicy):
         if self.encoder is None:
             raise ConfigError("predict needs a tokenizer: policy_kwargs={'tokenizer': …}, or an env, which has one")
         single = isinstance(observation, str)
-        texts = [observation] if single else list(observation)
+        texts = [observation] if single else list(np.atleast_1d(np.asarray(observation, dtype=object)))
+        for text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(f"predict: expected a text or a list of texts, got {text!r:.80}")
         self.set_training_mode(False)
         seeds = None if deterministic else np.random.randint(2**62, size=len(texts))
         prompts = [self.encoder.ids_of(text) for text in texts]
+        for row, ids in enumerate(prompts):
+            self.encoder.check_length(len(ids), f"predict, text {row}")
         said = (
             [self.encoder.decode(ids) for ids in self.sample(prompts, 1, self.encoder.max_new_tokens, seeds).ids]
             if texts

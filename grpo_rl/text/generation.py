@@ -15,6 +15,7 @@ import numpy as np
 import torch as th
 from torch import Tensor
 
+from grpo_rl.errors import NonFiniteError
 from grpo_rl.logprobs import candidate_logits, entropy_of
 from grpo_rl.text.tokenizing import left_pad
 
@@ -140,6 +141,11 @@ class _Draw:
         logits = logits if temperature == 1 else logits / temperature
         log_p = candidate_logits(logits, top_k, top_p).log_softmax(dim=-1)
         uniform = self.uniform
+        if log_p.isnan().any():
+            raise NonFiniteError(
+                "the model's logits are not finite: its weights are damaged, or an update was too large. Go back to an"
+                " earlier save or checkpoint, with a lower learning_rate or max_grad_norm."
+            )
         token = log_p.argmax(dim=-1) if uniform is None else inverse_cdf(log_p.exp(), uniform[rows, step])
         return token, log_p.gather(-1, token.unsqueeze(-1)).squeeze(-1), entropy_of(log_p)
 

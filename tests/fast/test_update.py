@@ -206,6 +206,62 @@ class Own(GRPO):
         return super().loss(batch, clip_range)
 
 
+class Halting(GRPO):
+    def differentiate(self, minibatch, clip_range):
+        terms = super().differentiate(minibatch, clip_range)
+        for parameter in self.policy.parameters():
+            parameter.grad.zero_()
+        return terms
+
+
+class Spectral(Normed):
+    """Its weights are made anew in each forward pass, with a power iteration kept in buffers."""
+
+    def __init__(self, observation_space, features_dim=8):
+        super().__init__(observation_space, features_dim)
+        self.net[2] = nn.utils.parametrizations.spectral_norm(self.net[2])
+
+
+class Averaging(Normed):
+    """Counts its forward passes with gradients, as running statistics do."""
+
+    def __init__(self, observation_space, features_dim=8):
+        super().__init__(observation_space, features_dim)
+        self.register_buffer("passes", th.zeros(()))
+
+    def forward(self, observations):
+        if th.is_grad_enabled():
+            self.passes += 1
+        return self.net(observations)
+
+
+def test_what_differentiates_in_its_own_way_is_asked_each_time(at_once):
+    env = DummyVecEnv([lambda: Spaces(box(3), box(1))] * 2)
+    own = Halting("MlpPolicy", env, n_steps=16, batch_size=16, value_head=True, device="cpu")
+    before = vector(own)
+    assert type(own.learn(96)._programs.update(0.2)) is TorchUpdate
+    assert th.equal(vector(own), before)
+    model = agent()
+    model.differentiate = model.differentiate
+    assert type(model.learn(128)._programs.update(0.2)) is TorchUpdate
+
+
+def test_networks_that_cannot_be_traced_train_by_torch(at_once):
+    model = agent(policy_kwargs={"features_extractor_class": Spectral}).learn(256)
+    assert not any(model._programs.programs.values())
+    assert vector(model).isfinite().all()
+
+
+def test_tracing_and_comparing_move_no_statistics(monkeypatch):
+    passes = []
+    for cost in (0, 10**9):
+        monkeypatch.setattr(update, "TRACING_COST", cost)
+        model = agent(policy_kwargs={"features_extractor_class": Averaging}).learn(256)
+        if not any(model._programs.programs.values()):  # by torch, with or without an attempt to trace it
+            passes.append(float(model.policy.features_extractor.passes))
+    assert len(passes) == 2 and passes[0] == passes[1] > 0
+
+
 class Looking(nn.Tanh):
     def forward(self, x):
         return super().forward(x if x.sum() > 0 else 2 * x)

@@ -9,7 +9,7 @@ from test_resume import Presses, the_same
 from grpo_rl.cli import main
 from grpo_rl.errors import ConfigError
 from grpo_rl.lab.build import build_agent, build_env, env_maker, load_agent, make_env
-from grpo_rl.lab.completions import table
+from grpo_rl.lab.completions import converse, table
 from grpo_rl.lab.run import evaluate, evaluate_run, resume_run, train_run
 from grpo_rl.lab.training import RunStopped
 from grpo_rl.recipes import load_recipe
@@ -143,3 +143,15 @@ def test_play_answers_what_is_typed(tmp_path, monkeypatch, capsys):
     agent = load_agent(recipe, run / "model.zip")
     expected = [agent.predict(text, deterministic=True)[0] for text in ("abc>", "de>")]
     assert capsys.readouterr().out.splitlines()[1:] == ["type a prompt; end with ctrl-D", *expected]
+
+
+def test_a_prompt_that_cannot_be_answered_does_not_end_the_conversation():
+    class Agent:
+        def predict(self, text, deterministic):
+            if not text:
+                raise ConfigError("the prompt is empty")
+            return text[::-1], None
+
+    said = []
+    converse(Agent(), ["ab\n", "\n", "cd\n"], said.append)
+    assert said[1:] == ["ba", "the prompt is empty", "dc"]

@@ -13,7 +13,8 @@ import torch as th
 from stable_baselines3.common.logger import configure
 from tiny_models import language_model, reversal_env, tiny, tokenizer
 
-from grpo_rl.errors import ConfigError
+from grpo_rl import GRPO
+from grpo_rl.errors import ConfigError, NonFiniteError
 from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.text.spaces import Unicode
 from grpo_rl.text.tokenizing import Encoder
@@ -148,6 +149,38 @@ def test_predict_gives_a_text_for_a_text_and_a_list_for_a_list() -> None:
     first = mine.predict(["abc>"] * 8)[0]
     np.random.seed(0)
     assert mine.predict(["abc>"] * 8)[0] == first and len(set(first)) > 1
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [3], ["abc>", None], np.array([1, 2]), b"abc>"])
+def test_predict_wants_texts(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="predict: expected a text or a list of texts"):
+        policy().predict(wrong)
+
+
+def test_predict_names_the_text_that_is_too_long() -> None:
+    mine = policy()
+    mine.encoder.context = 8
+    with pytest.raises(ConfigError, match="predict, text 1: the prompt has 30 tokens"):
+        mine.predict(["a>", "a" * 30])
+
+
+def test_weights_that_are_not_finite_are_said() -> None:
+    mine = policy()
+    with th.no_grad():
+        for p in mine.parameters():
+            p.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="the model's logits are not finite"):
+        mine.predict("abc>")
+    broken = mine.backbone.lm
+    with pytest.raises(ConfigError, match="model: its logits are not finite"):
+        policy(model=broken)
+
+
+def test_an_env_of_numbers_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'"CausalLMPolicy" needs an env of texts .* or a TokenEnv, got observations Box'
+    ):
+        GRPO("CausalLMPolicy", "CartPole-v1", policy_kwargs={"model": tiny(), "tokenizer": tokenizer()})
 
 
 def test_save_pretrained_loads_with_transformers(tmp_path: Path) -> None:
