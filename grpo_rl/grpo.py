@@ -7,25 +7,21 @@ at the same age (`credit="outcome"` gives the paper's form); the advantage's sca
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import (
     ActorCriticCnnPolicy,
     ActorCriticPolicy,
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
-from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
-from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from grpo_rl import advantages as adv
@@ -33,25 +29,21 @@ from grpo_rl import defaults, objective
 from grpo_rl.buffers import GroupBuffer
 from grpo_rl.checks import check_arguments, check_batch, check_completions, check_normalizers
 from grpo_rl.curriculum import CurriculumDriver
-from grpo_rl.errors import ConfigError, ForkError, NonFiniteError, UntrustedError, did_you_mean, warn
+from grpo_rl.errors import ConfigError, ForkError, did_you_mean, warn
 from grpo_rl.fast.update import Programs
+from grpo_rl.frame import Frame
 from grpo_rl.groups.assign import Grouping, choose_grouping
 from grpo_rl.groups.make import make_group_env
-from grpo_rl.groups.observations import batchable
-from grpo_rl.groups.vector import from_vector_env
-from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
 from grpo_rl.policies.language import BaseUnderAdapters, CausalLMPolicy
-from grpo_rl.progress import ProgressBar
 from grpo_rl.sampling.steps import StepSampler
-from grpo_rl.sampling.tokens import TokenSampler, completion_metrics
+from grpo_rl.sampling.tokens import TokenSampler
 from grpo_rl.text.vec_env import TextVecEnv, is_text
 from grpo_rl.token_buffer import TokenBuffer
+from grpo_rl.tracking import check_update, log_groups, log_update, together
 from grpo_rl.trust_region import TARGET_KL, Steered, next_scale
 from grpo_rl.types import Batch
-
-SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
 AuxiliaryLoss = Callable[[Any, Batch], th.Tensor]
 """(policy, batch) -> loss per row (M,) or scalar; its gradient reaches the policy together with the others."""
@@ -70,7 +62,7 @@ HYBRID_GROUP_WEIGHT = 0.25
 """Default share of the group advantage beside GAE, at steps with a sibling."""
 
 
-class GRPO(OnPolicyAlgorithm):
+class GRPO(Frame):
     """Group Relative Policy Optimization: PPO's update on advantages taken from a group's own returns.
 
     Members of a group start from exactly the same state; a member's advantage is its return minus what the others got.
@@ -426,16 +418,6 @@ class GRPO(OnPolicyAlgorithm):
             return "none" if self.loss_type in ("dr_grpo", "rloo") else "group"
         return self.advantage_scale or ("batch" if self.normalize_advantage else "none")
 
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's; a gymnasium VectorEnv is converted, and so is an env of texts."""
-        if is_text(env):
-            return TextVecEnv.of(env)
-        sb3_env = from_vector_env(env) if isinstance(env, VectorEnv) else env
-        if isinstance(sb3_env, gym.Env):
-            batchable(sb3_env)
-        return OnPolicyAlgorithm._wrap_env(sb3_env, verbose, monitor_wrapper)
-
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's; groups form anew on the new env."""
         super().set_env(env, force_reset)
@@ -459,7 +441,7 @@ class GRPO(OnPolicyAlgorithm):
             rollout_buffer.ref_log_prob = self._reference_log_prob(rollout_buffer)
         if isinstance(rollout_buffer, TokenBuffer):
             rollout_buffer.choose(self.tied_groups, self.mask_truncated, self.entropy_quantile)
-        self._log_groups(rollout_buffer)
+        log_groups(self, rollout_buffer)
         if self.curriculum is not None:
             self.curriculum_state = self.curriculum.state()
             for name, value in self.curriculum.metrics().items():
@@ -564,7 +546,7 @@ class GRPO(OnPolicyAlgorithm):
                 try:
                     terms = update.differentiate(minibatch)
                 except ValueError:  # a distribution does not take parameters that are not finite
-                    self._check_update(metrics[seen:], before)
+                    check_update(self, metrics[seen:], before)
                     raise
                 metrics.append(terms)
                 if kl_limit is not None and terms["approx_kl"] > kl_limit:
@@ -572,13 +554,13 @@ class GRPO(OnPolicyAlgorithm):
                     break
                 terms["grad_norm"] = update.clip()
                 if before is None and not terms["grad_norm"].isfinite():
-                    self._check_update(metrics[seen:], before)
+                    check_update(self, metrics[seen:], before)
                 update.step()
             self._n_updates += 1
-            self._check_update(metrics[seen:], before)
+            check_update(self, metrics[seen:], before)
             if stop:
                 break
-        self._log_update(metrics, clip_range)
+        log_update(self, metrics, clip_range)
         self._move_trust_region()
         self._iterations += 1
         if self.normalize_obs:
@@ -593,7 +575,7 @@ class GRPO(OnPolicyAlgorithm):
             loss, terms = self.loss(part, clip_range)
             loss.backward()
             parts.append((len(part.weight), terms))
-        return _together(parts)
+        return together(parts)
 
     def loss(self, batch: Batch, clip_range: float) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """Σ weight·(surrogate + KL + entropy + value + auxiliary) over a minibatch, and its terms for the log."""
@@ -670,7 +652,7 @@ class GRPO(OnPolicyAlgorithm):
             for part in self.rollout_buffer.parts(batch, self.micro_batch_size):
                 log_prob = self.policy.evaluate_actions(part.observations, part.actions)[1]
                 parts.append((len(part.weight), {"approx_kl": objective.approx_kl(log_prob, part.old_log_prob)}))
-        kl = _together(parts)["approx_kl"].item() if parts else 0.0
+        kl = together(parts)["approx_kl"].item() if parts else 0.0
         self.logger.record("train/kl", kl)
         self.logger.record("train/trust_region_scale", self.kl_scale)
         self.kl_scale = next_scale(self.kl_scale, kl, self.target_kl or TARGET_KL, self.trust_region)
@@ -696,184 +678,6 @@ class GRPO(OnPolicyAlgorithm):
         obs, actions = rollout.rows()
         return evaluate(obs, actions)[1]
 
-    def _check_update(self, metrics: list[dict[str, th.Tensor]], before: dict[str, Any] | None) -> None:
-        """Once something is not finite: puts the policy back to the state `before` and raises NonFiniteError.
-
-        None: the policy is there still, as a gradient that is not finite takes no step.
-        """
-        numbers = [terms[name] for terms in metrics for name in ("loss", "grad_norm") if name in terms]
-        numbers += [parameter.detach().sum() for parameter in self.policy.parameters()]
-        if hasattr(self.policy, "log_std"):
-            numbers.append(self.policy.log_std.detach().abs().exp().max())  # the standard deviation, or one over it
-        if th.stack(numbers).isfinite().all():
-            return
-        if before is not None:
-            self.policy.load_state_dict(before)
-            self.policy.optimizer.state.clear()  # its averages are not finite either
-        broken = sorted({name for terms in metrics for name, term in terms.items() if not term.isfinite()})
-        cures = "" if is_text(self) else ", normalize_reward=True"
-        raise NonFiniteError(
-            f"the loss, its gradient, a parameter or the std is not finite at update {self._n_updates}"
-            f" ({self.num_timesteps} env steps{', first seen in: ' * bool(broken)}{', '.join(broken)}). The policy was"
-            " put back to where it was before this update. A lower"
-            f" learning_rate{cures} or a lower max_grad_norm usually cures it."
-        )
-
-    def _log_groups(self, rollout: GroupBuffer) -> None:
-        sampler, mask, advantages = self._sampler, rollout.tensor(rollout.mask), rollout.advantages
-        assert sampler is not None and advantages is not None
-        self._forks += sampler.forks
-        self._fork_depths += sum(sampler.fork_depths)
-        self.logger.record("group/forks", self._forks)
-        self.logger.record("group/fork_depth", self._fork_depths / max(self._forks, 1))
-        self.logger.record("group/groups", len(np.unique(rollout.group[rollout.mask])))
-        if self._shared_rows is not None:
-            self.logger.record("group/share", adv.masked_mean(self._shared_rows.float(), mask).item())
-        self.logger.record("group/dropped_steps", sampler.counted - int(rollout.mask.sum()))
-        if isinstance(rollout, TokenBuffer) and isinstance(sampler, TokenSampler):
-            for name, value in completion_metrics(rollout, sampler.env.reward_names, sampler.dropped_groups).items():
-                self.logger.record(name, value)
-        self.logger.record("train/advantage_mean", adv.masked_mean(advantages, mask).item())
-        self.logger.record("train/advantage_std", adv.masked_std(advantages, mask).item())
-
-    def _log_update(self, metrics: list[dict[str, th.Tensor]], clip_range: float) -> None:
-        names = dict.fromkeys(name for terms in metrics for name in terms)
-        for name in names:
-            self.logger.record(
-                f"train/{name}", th.stack([terms[name] for terms in metrics if name in terms]).mean().item()
-            )
-        if self.rollout_buffer.returns is not None:
-            valid = self.rollout_buffer.mask
-            predicted, target = self.rollout_buffer.old_values, self.rollout_buffer.returns
-            explained = explained_variance(predicted.cpu().numpy()[valid], target.cpu().numpy()[valid])  # type: ignore[union-attr]
-            self.logger.record("train/explained_variance", explained)
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", clip_range)
-        if self.clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", self.clip_range_vf(self._current_progress_remaining))  # type: ignore[operator]
-
-    # --- SB3's frame --------------------------------------------------------------------------------------------------
-
-    def learn(
-        self: SelfGRPO,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "GRPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfGRPO:
-        """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self."""
-        end = int(total_timesteps) + (0 if reset_num_timesteps else self.num_timesteps)
-        if self.cold_start and self.cold_start >= end:
-            warn(
-                f"cold_start={self.cold_start:,} lasts beyond the end of this learn at {end:,} steps: all of it trains"
-                " as PPO, without groups; give a smaller cold_start"
-            )
-        return super().learn(
-            total_timesteps=int(total_timesteps),
-            callback=callback,
-            log_interval=log_interval,
-            tb_log_name=tb_log_name,
-            reset_num_timesteps=reset_num_timesteps,
-            progress_bar=progress_bar,
-        )
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        given = super()._init_callback(callback)
-        if not progress_bar:
-            return given
-        both = CallbackList([given, ProgressBar()])
-        both.init_callback(self)
-        return both
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        # Whole episodes may overshoot the total by more than a step: schedules must not run past their end.
-        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
-
-    @classmethod
-    def load(
-        cls: type[SelfGRPO],
-        path: ZipPath,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        trust: bool = False,
-        **kwargs: Any,
-    ) -> SelfGRPO:
-        """As SB3's, for files from anywhere; of SB3's PPO with `value_head=True`.
-
-        A `learning_rate` (or `clip_range`) that is given begins with the trust region's scale at 1.
-
-        Raises:
-            UntrustedError: The file would execute code, and `trust` is False.
-            ConfigError: It is no agent's file, it is damaged, or it does not go with `env` and `kwargs`.
-        """
-        with open_zip(path, custom_objects, trust) as (file, data):
-            kwargs = foreign_arguments(data, str(path), bool(kwargs.get("value_head"))) | kwargs
-            named = (data.get("policy_kwargs") or {}).get("model")
-            if isinstance(named, str) and not trust and "policy_kwargs" not in kwargs:
-                raise UntrustedError(f"{path} names a model to be fetched, {named!r}: load(path, trust=True) does so")
-            if kwargs.get("trust_region", data.get("trust_region")) in kwargs:  # what it scaled is given anew
-                kwargs.setdefault("kl_scale", 1.0)
-            return super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
-
-    def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
-        """As SB3's; a language model is written as its configuration and weights, so that the file holds no code."""
-        given = self.policy_kwargs
-        if isinstance(self.policy, CausalLMPolicy):
-            kept = {name: value for name, value in given.items() if name not in ("model", "tokenizer")}
-            self.policy_kwargs = kept | self.policy.portable()
-        try:
-            super().save(path, exclude, include)
-        finally:
-            self.policy_kwargs = given
-
-    def _excluded_save_params(self) -> list[str]:
-        ours = [
-            "_sampler",
-            "_programs",
-            "_shared_rows",
-            "groups",
-            "curriculum",
-            "auxiliary_losses",
-            "reference_policy",
-            "reward_scale",
-        ]
-        if is_text(self):
-            ours.append("_last_obs")
-        return [*super()._excluded_save_params(), *ours]
-
-    def set_parameters(
-        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """As SB3's. Where they lack a reference policy that is in use, it is the policy; one not in use is left out.
-
-        Raises:
-            ConfigError: A file that is damaged or holds something else than weights, or those of another model.
-        """
-        if not isinstance(load_path_or_dict, dict):
-            with open_zip(load_path_or_dict, trust=True) as (file, _):  # its attributes are not read
-                self.set_parameters(load_from_zip_file(file, device=device, load_data=False)[1], exact_match, device)
-            return
-        params: dict[str, Any] = load_path_or_dict
-        optional = {"reference_policy": params.get("policy", {}), "reward_scale": self.reward_scale.state_dict()}
-        used = self._get_torch_save_params()[0]
-        given = {name: value for name, value in params.items() if name in used or name not in optional}
-        super().set_parameters({name: optional[name] for name in used if name in optional} | given, exact_match, device)
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        state_dicts, variables = super()._get_torch_save_params()
-        if self.kl_coef:
-            state_dicts = [*state_dicts, "reference_policy"]
-        if self.normalize_reward:
-            state_dicts = [*state_dicts, "reward_scale"]
-        return state_dicts, variables
-
 
 def _make_env(env_id: str, group_size: int, seed: int | None) -> VecEnv:
     """One group of `group_size` envs; plain copies where the family cannot be forked."""
@@ -881,18 +685,6 @@ def _make_env(env_id: str, group_size: int, seed: int | None) -> VecEnv:
         return make_group_env(env_id, n_groups=1, group_size=max(group_size, 1), seed=seed)
     except ForkError:
         return make_vec_env(env_id, n_envs=max(group_size, 1), seed=seed)
-
-
-def _together(parts: list[tuple[int, dict[str, th.Tensor]]]) -> dict[str, th.Tensor]:
-    """The terms of a minibatch from those of its parts, each with its rows: means over rows, or sums."""
-    if len(parts) == 1:
-        return parts[0][1]
-    total = sum(rows for rows, _ in parts)
-    means = ("approx_kl", "clip_fraction", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-    return {
-        name: th.stack([terms[name] * (rows / total if name in means else 1) for rows, terms in parts]).sum()
-        for name in parts[0][1]
-    }
 
 
 def _is_language(policy: Any) -> bool:
