@@ -21,7 +21,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"grpo_rl needs Python 3.11 or later; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[box2d,minigrid,atari,robotics,wandb,text,peft,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[box2d,minigrid,atari,robotics,wandb,text,peft,reasoning,dev]"
 	touch $@
 
 train: $(READY)

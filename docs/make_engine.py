@@ -1,6 +1,7 @@
 """Measures the batched MuJoCo engine against bare physics, Gymnasium and EnvPool, and writes the tables of engine.md.
 
     python docs/make_engine.py                 measures, some minutes, then writes docs/engine.json and the tables
+    python docs/make_engine.py --costs-only    measures forks and resets alone, half a minute, and keeps the rest
     python docs/make_engine.py --tables-only   writes the tables anew
 
 All engines take turns, round by round, on the same cores, so that their ratios mean something on a busy machine too.
@@ -26,14 +27,18 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
+from grpo_rl.groups.make import make_group_env
 from grpo_rl.groups.mujoco import MujocoVecEnv
 from grpo_rl.groups.threads import usable_cores
+from grpo_rl.groups.vec_env import GroupVecEnv
 from grpo_rl.lab.pages import Page
 from grpo_rl.mujoco_log import quiet_build
 
 TASKS = ("Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5")
 NUMBERS = (1, 8, 32, 64)
 ROUNDS, STEPS = 5, 1024  # env steps a round
+COLUMNS, MOVED = 32, 28  # of forks: how many columns, and how many of them move
+REPEATS = 50  # forks or resets a round
 PPO_TASK, PPO_STEPS, PPO_ROUNDS = "HalfCheetah-v5", 8192, 2
 PPO_RUNS = ((8, 64), (64, 64), (64, 1024))  # columns, minibatch
 PACKAGES = ("grpo_rl", "gymnasium", "mujoco", "stable-baselines3", "numpy", "torch", "envpool")
@@ -156,6 +161,39 @@ def measure_ppo(n_envs: int, minibatch: int) -> dict[str, list[list[float]]]:
     return found
 
 
+def measure_costs(env_id: str) -> dict[str, list[float]]:
+    """CPU µs a column, round by round: of forks of MOVED of COLUMNS columns, of `mj_copyData` alone, and of resets."""
+    ours, theirs = (make_group_env(env_id, 4, COLUMNS // 4, seed=0, vec_env_cls=cls) for cls in (None, GroupVecEnv))
+    assert isinstance(ours, MujocoVecEnv) and not isinstance(theirs, MujocoVecEnv)
+    sources = np.arange(COLUMNS) // 8 * 8  # each group goes on from its first member
+    assert (sources != np.arange(COLUMNS)).sum() == MOVED
+    for env in (ours, theirs):
+        env.reset()
+        env.step(random_actions(env)[0])
+    datas, model = ours.get_attr("data"), ours.get_attr("model")[0]
+
+    def copies() -> None:
+        for column, source in enumerate(sources.tolist()):
+            if column != source:
+                mujoco.mj_copyData(datas[column], model, datas[source])
+
+    works: dict[str, tuple[Callable[[], Any], int]] = {
+        "fork": (lambda: ours.fork(sources), MOVED),
+        "mj_copyData": (copies, MOVED),
+        "fork, Gymnasium": (lambda: theirs.fork(sources), MOVED),
+        "reset": (ours.reset, COLUMNS),
+    }
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for round_ in range(ROUNDS + 1):
+        for name, (work, columns) in works.items():
+            cpu = timed(lambda work=work: [work() for _ in range(REPEATS)])[1]
+            if round_:  # the first one warms up
+                found[name].append(round(1e6 * cpu / REPEATS / columns, 2))
+    for env in (ours, theirs):
+        env.close()
+    return found
+
+
 def machine() -> str:
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
@@ -175,6 +213,7 @@ def installed() -> dict[str, str]:
 
 def measure_all() -> None:
     found: dict[str, Any] = {"machine": machine(), "versions": installed(), "steps": STEPS, "engines": {}, "ppo": {}}
+    found["costs"] = {env_id: measure_costs(env_id) for env_id in TASKS}
     for env_id in TASKS:
         for n_envs in NUMBERS:
             found["engines"].setdefault(env_id, {})
@@ -229,6 +268,33 @@ def ppo(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def costs(found: dict[str, Any]) -> str:
+    lines = [
+        "| CPU µs a column | fork | `mj_copyData` alone | fork, Gymnasium's envs in a `GroupVecEnv` | reset |",
+        "|---|---|---|---|---|",
+    ]
+    for env_id, row in found["costs"].items():
+        lines.append(f"| {env_id} | {' | '.join(f'{min(rounds):.0f}' for rounds in row.values())} |")
+    return "\n".join(lines)
+
+
+def lost(found: dict[str, Any]) -> str:
+    """The work between the steps: a line over the columns, through what a step of HalfCheetah takes beyond physics."""
+    rows = found["engines"]["HalfCheetah-v5"]  # it has no resets within a round
+    numbers = np.array([int(number) for number in rows])
+    beyond = [
+        np.median([own[1] - bare[1] for own, bare in zip(row["grpo_rl"], row["bare mj_step"], strict=True)])
+        / (found["steps"] // int(number))
+        for number, row in rows.items()
+    ]
+    a_column, a_step = 1e6 * np.polyfit(numbers, np.array(beyond), 1, w=1 / (1 + numbers))
+    return (
+        f"What is lost is the work between the steps: {a_step:.0f} µs a step and {a_column:.1f} µs a column"
+        " (HalfCheetah, a line through the CPU times of its rows), and resets, of which random actions cause many in Hopper and"
+        " Humanoid."
+    )
+
+
 def where(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return f"Measured on {found['machine']}, with {versions}."
@@ -237,12 +303,14 @@ def where(found: dict[str, Any]) -> str:
 PAGE = Page(
     Path(__file__).with_name("engine.md"),
     Path(__file__).with_name("engine.json"),
-    {"where": where, "engines": engines, "ppo": ppo},
+    {"costs": costs, "lost": lost, "where": where, "engines": engines, "ppo": ppo},
 )
 table, written = PAGE.table, PAGE.written
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    if "--tables-only" not in sys.argv:
+    if "--costs-only" in sys.argv:
+        PAGE.keep(PAGE.read() | {"costs": {env_id: measure_costs(env_id) for env_id in TASKS}})
+    elif "--tables-only" not in sys.argv:
         measure_all()
     PAGE.write()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_rl.text import PromptEnv, base_model, char_tokenizer
+from grpo_rl.text import PromptEnv, base_model, char_tokenizer, is_held_out
 
 STEPS = 800
 
@@ -16,9 +16,14 @@ def tokenizer() -> Any:
     return char_tokenizer("0123456789+=")
 
 
-def examples(rng: np.random.Generator, n: int) -> list[tuple[str, str]]:
-    """n pairs such as ("12+30=", "42")."""
-    return [(f"{a}+{b}=", str(a + b)) for a, b in rng.integers(10, 100, (n, 2))]
+def examples(rng: np.random.Generator, n: int, held_out: bool = False) -> list[tuple[str, str]]:
+    """n pairs such as ("12+30=", "42"), none of them held out, or all; a+b and b+a go together."""
+    pairs: list[tuple[str, str]] = []
+    while len(pairs) < n:
+        a, b = rng.integers(10, 100, 2).tolist()
+        if is_held_out(sorted([a, b])) == held_out:
+            pairs.append((f"{a}+{b}=", str(a + b)))
+    return pairs
 
 
 def correct(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
@@ -27,12 +32,12 @@ def correct(completions: list[str], answer: list[str], **columns: Any) -> list[f
 
 
 def base() -> Any:
-    """The model to start from; made at first use in about a minute, then cached."""
+    """The model to start from; made at first use in about a minute, then cached. It has seen no held-out sum."""
     return base_model(tokenizer(), examples, STEPS, noise=0.0)
 
 
 class Addition(PromptEnv):
-    """Prompts and a reward of 1 for the right answer. Sums whose numbers add up to a multiple of 7 are held out.
+    """Prompts and a reward of 1 for the right answer. One pair of numbers in eight is held out.
 
     Args:
         rows: How many, drawn with `data_seed`.
@@ -42,6 +47,6 @@ class Addition(PromptEnv):
     """
 
     def __init__(self, rows: int = 2000, held_out: bool = False, data_seed: int = 0, **settings: Any) -> None:
-        pairs = examples(np.random.default_rng(data_seed), 10 * rows)
-        data = [{"prompt": p, "answer": a} for p, a in pairs if (int(a) % 7 == 0) == held_out]
-        super().__init__(data[:rows], correct, tokenizer(), **{"max_new_tokens": 5, **settings})
+        pairs = examples(np.random.default_rng(data_seed), rows, held_out)
+        data = [{"prompt": prompt, "answer": answer} for prompt, answer in pairs]
+        super().__init__(data, correct, tokenizer(), **{"max_new_tokens": 5, **settings})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_rl.text import PromptEnv, base_model, char_tokenizer
+from grpo_rl.text import PromptEnv, base_model, char_tokenizer, is_held_out
 
 STEPS = 450
 OPERATORS = {"+": 1, "-": 1, "*": 2}
@@ -50,15 +50,18 @@ def _value(node: ast.expr) -> int:
     raise ValueError("neither a number nor + - *")
 
 
-def examples(rng: np.random.Generator, n: int) -> list[tuple[str, str]]:
-    """n pairs of a prompt and one right answer, with targets that are not negative."""
+def examples(rng: np.random.Generator, n: int, held_out: bool = False) -> list[tuple[str, str]]:
+    """n pairs of a prompt and one right answer, with targets that are not negative; none held out, or all.
+
+    A puzzle is its numbers in any order and its target.
+    """
     pairs: list[tuple[str, str]] = []
     while len(pairs) < n:
         numbers, (first, second) = rng.integers(1, 10, 3), rng.choice(list(OPERATORS), 2)
         a, b, c = rng.permutation(numbers)
         answer = f"{a}{first}{b}{second}{c}"
         target = value(answer)
-        if target is not None and target >= 0:
+        if target is not None and target >= 0 and is_held_out([*sorted(numbers.tolist()), target]) == held_out:
             pairs.append((f"{' '.join(map(str, numbers))}={target} ", answer))
     return pairs
 
@@ -83,22 +86,25 @@ def _uses(text: str, numbers: list[int]) -> bool:
 
 
 def base() -> Any:
-    """The model to start from; made at first use in about 45 s, then cached."""
+    """The model to start from; made at first use in about 45 s, then cached. It has seen no held-out puzzle."""
     return base_model(tokenizer(), examples, STEPS, noise=0.0)
 
 
 class Countdown(PromptEnv):
     """Prompts, a reward of 1 for reaching the target, and one of 0.1 for an expression of the right numbers.
 
+    One puzzle in eight is held out.
+
     Args:
-        rows: Puzzles, drawn with `data_seed`; another seed gives others.
+        rows: Puzzles, drawn with `data_seed`.
+        held_out: Draw from the held-out puzzles instead, to evaluate.
         data_seed: Of the puzzles.
         settings: For `PromptEnv`, such as `grouping` or `max_new_tokens`.
     """
 
-    def __init__(self, rows: int = 2000, data_seed: int = 0, **settings: Any) -> None:
+    def __init__(self, rows: int = 2000, held_out: bool = False, data_seed: int = 0, **settings: Any) -> None:
         data = []
-        for prompt, answer in examples(np.random.default_rng(data_seed), rows):
+        for prompt, answer in examples(np.random.default_rng(data_seed), rows, held_out):
             numbers, target = prompt.split("=")
             given = [int(number) for number in numbers.split()]
             data.append({"prompt": prompt, "numbers": given, "target": int(target), "example": answer})

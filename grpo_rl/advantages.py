@@ -50,6 +50,20 @@ def masked_standardize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8)
     return th.where(count > 1, deviation / (std + eps), kept)
 
 
+def weighted_standardize(x: Tensor, weight: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x − Σwx/Σw)/(std + eps) over rows (M,), with the std weighted alike: `masked_standardize` for equal weights.
+
+    The variance is Σw(x − mean)²/Σw, divided by 1 − Σ(w/Σw)², which is (M − 1)/M for equal ones. With importance
+    weights these are the moments under the policy that the weights stand for. Equal entries become exactly 0.
+    """
+    share = weight / weight.sum()
+    shifted = x - x.amin()
+    deviation = shifted - (share * shifted).sum()
+    deviation = th.where(shifted.amax() > 0, deviation, 0)  # the shares need not sum to 1 exactly
+    variance = (share * deviation.square()).sum() / (1 - share.square().sum()).clamp(min=1e-6)
+    return deviation / (variance.sqrt() + eps)
+
+
 def _deviations(x: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor, Tensor]:
     """(x − mean, std, count), measured from the smallest entry: equal entries deviate by exactly 0, not by an ulp."""
     if mask is None:
@@ -90,19 +104,31 @@ def reward_to_go(rewards: Tensor, ends: Tensor, tails: Tensor, gamma: float) -> 
 
 
 def gae(
-    rewards: Tensor, values: Tensor, ends: Tensor, tails: Tensor, gamma: float, lam: float
+    rewards: Tensor,
+    values: Tensor,
+    ends: Tensor,
+    tails: Tensor,
+    gamma: float,
+    lam: float,
+    behaviour_ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438), cut at every end.
 
     δ_t = r_t + γ·(tails_t where the segment ends, else V_{t+1}) − V_t;  A_t = δ_t + γλ·A_{t+1} within the segment.
 
+    Of steps that another policy took, q_t = `behaviour_ratio` corrects for what came after them, as V-trace does
+    (arXiv 1802.01561, ρ̄ = c̄ = 1): A_t = δ_t + γλ·min(1, q_{t+1})·A_{t+1}, and the value's target is
+    V_t + min(1, q_t)·A_t. The action at t itself is left to the ratio of the loss.
+
     Args:
         rewards, values, ends, tails: (T, N), as in `reward_to_go`; at a time limit `tails` is V(true next obs).
         gamma: Discount per step, 0 … 1.
         lam: λ, 0 (one step) … 1 (whole segment).
+        behaviour_ratio: (T, N) π/μ of each action, with π the policy to judge and μ the one that acted. None: they are
+            the same.
 
     Returns:
-        advantages (T, N) and returns = advantages + values (T, N), float32.
+        advantages (T, N) and returns (T, N), the value's targets, advantages + values unless q < 1; float32.
 
     Raises:
         ConfigError: The shapes differ, or some column is left open at T-1.
@@ -112,11 +138,12 @@ def gae(
     next_values = th.where(ends, tails, values.roll(-1, dims=0))
     deltas = rewards + gamma * next_values - values
     advantages = th.empty_like(deltas)
+    trace = None if behaviour_ratio is None else behaviour_ratio.float().clamp(max=1)
     later = th.zeros_like(deltas[-1])
     for t in range(len(deltas) - 1, -1, -1):
-        later = deltas[t] + gamma * lam * th.where(ends[t], 0, later)
-        advantages[t] = later
-    return advantages, advantages + values
+        advantages[t] = deltas[t] + gamma * lam * th.where(ends[t], 0, later)
+        later = advantages[t] if trace is None else trace[t] * advantages[t]
+    return advantages, (advantages if trace is None else trace * advantages) + values
 
 
 def alive_tail(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:

@@ -12,12 +12,62 @@ from gymnasium import spaces
 
 from grpo_rl.types import Batch, Obs, TensorObs
 
+Packed = tuple[TensorObs, dict[str, th.Tensor | None]]
 
-class GroupBuffer:
+
+class Rows:
+    """Rows that an update draws minibatches from: `_pack` has all of them as columns."""
+
+    device: th.device | str
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        raise NotImplementedError
+
+    def _pack(self) -> Packed:
+        """All rows: observations (M, ...) and the other columns (M, ...) by their names in `Batch`; made once."""
+        raise NotImplementedError
+
+    def weights(self, index: np.ndarray | None = None) -> np.ndarray:
+        """The shares (m,) float32 of the rows `index` in a minibatch's loss; None: all rows."""
+        count = self.size if index is None else len(index)
+        return np.full(count, 1 / count, np.float32)
+
+    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """All valid rows once, in a new random order, `batch_size` at a time (None: all at once).
+
+        A remainder is spread over the minibatches, where SB3 makes a last one of it: a few rows, scaled by their own
+        spread, would get a whole step. Each row of a minibatch of m rows weighs 1/m. Shuffled by numpy's global
+        generator, as SB3's buffer is.
+        """
+        for index in self.shuffled(batch_size):
+            yield self.batch(index)
+
+    def shuffled(self, batch_size: int | None = None) -> list[np.ndarray]:
+        """The rows of the minibatches of `get`."""
+        return np.array_split(np.random.permutation(self.size), max(self.size // (batch_size or self.size), 1))
+
+    def batch(self, index: np.ndarray | None = None) -> Batch:
+        """The valid rows `index`, in that order; all of them when None."""
+        obs, columns = self._pack()
+        chosen = slice(None) if index is None else th.as_tensor(index, device=self.device)
+        rows = {name: None if column is None else column[chosen] for name, column in columns.items()}
+        batch_obs = {key: o[chosen] for key, o in obs.items()} if isinstance(obs, dict) else obs[chosen]
+        weight = th.as_tensor(self.weights(index), device=self.device)
+        return Batch(observations=batch_obs, weight=weight, **rows)  # type: ignore[arg-type]
+
+    def parts(self, batch: Batch, size: int | None) -> Iterator[Batch]:
+        """The parts of a minibatch whose gradients are added up before a step: of steps it is one."""
+        yield batch
+
+
+class GroupBuffer(Rows):
     """Steps of one rollout, sampled by one policy.
 
     Filled by a sampler with `add` and `end`, closed by `finish`; then the arrays below exist, `advantages` (and
     `returns`, `old_values`, `ref_log_prob` where wanted) are set by the algorithm, and `get` packs rows in minibatches.
+    `behaviour_ratio` (T, N) is set once the rollout is an old one, see `Batch`.
 
     Attributes:
         observations: (T, N, ...) raw, in the space's dtype; a dict of such arrays for Dict spaces.
@@ -50,12 +100,13 @@ class GroupBuffer:
     def reset(self) -> None:
         """Forgets everything."""
         self._steps: list[dict[str, Any]] = []
-        self._packed: tuple[TensorObs, dict[str, th.Tensor | None]] | None = None
+        self._packed: Packed | None = None
         self.tail_obs: list[tuple[int, int, Any]] = []
         self.advantages: th.Tensor | None = None
         self.returns: th.Tensor | None = None
         self.old_values: th.Tensor | None = None
         self.ref_log_prob: th.Tensor | None = None
+        self.behaviour_ratio: th.Tensor | None = None
 
     def __len__(self) -> int:
         """T, the vector steps held."""
@@ -111,38 +162,18 @@ class GroupBuffer:
             obs = self.tensor(self.observations[self.mask])
         return obs, self.tensor(self.actions[self.mask])
 
-    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """All valid rows once, in a new random order, `batch_size` at a time (None: all at once).
+    @property
+    def size(self) -> int:
+        return int(self.mask.sum())
 
-        A remainder is spread over the minibatches, where SB3 makes a last one of it: a few rows, scaled by their own
-        spread, would get a whole step. Each row of a minibatch of m rows weighs 1/m. Shuffled by numpy's global
-        generator, as SB3's buffer is.
-        """
-        for index in self.shuffled(batch_size):
-            yield self.batch(index)
-
-    def shuffled(self, batch_size: int | None = None) -> list[np.ndarray]:
-        """The rows of the minibatches of `get`."""
-        total = int(self.mask.sum())
-        return np.array_split(np.random.permutation(total), max(total // (batch_size or total), 1))
-
-    def batch(self, index: np.ndarray | None = None) -> Batch:
-        """The valid rows `index` of the rollout, in that order; all of them when None."""
+    def _pack(self) -> Packed:
         assert self.advantages is not None, "advantages are set before minibatches are drawn"
-        obs, columns = self._packed = self._packed or self._pack()
-        chosen = slice(None) if index is None else th.as_tensor(index, device=self.device)
-        rows = {name: None if column is None else column[chosen] for name, column in columns.items()}
-        batch_obs = {key: o[chosen] for key, o in obs.items()} if isinstance(obs, dict) else obs[chosen]
-        count = len(rows["actions"])  # type: ignore[arg-type]
-        weight = th.full((count,), 1.0 / count, device=self.device)
-        return Batch(observations=batch_obs, weight=weight, **rows)  # type: ignore[arg-type]
+        if self._packed is None:
+            self._packed = self._tensors()
+        return self._packed
 
-    def parts(self, batch: Batch, size: int | None) -> Iterator[Batch]:
-        """The parts of a minibatch whose gradients are added up before a step: of steps it is one."""
-        yield batch
-
-    def _pack(self) -> tuple[TensorObs, dict[str, th.Tensor | None]]:
-        """The valid steps as tensors of rows (M, ...), made once per rollout."""
+    def _tensors(self) -> Packed:
+        """The valid steps as tensors of rows (M, ...)."""
         obs, actions = self.rows()
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.long()
@@ -158,4 +189,5 @@ class GroupBuffer:
             "returns": packed(self.returns),
             "old_values": packed(self.old_values),
             "ref_log_prob": self.ref_log_prob,
+            "behaviour_ratio": packed(self.behaviour_ratio),
         }

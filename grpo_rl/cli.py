@@ -9,6 +9,7 @@ import argparse
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -282,7 +283,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     from grpo_rl.forks.probe import probe_fork
     from grpo_rl.lab.film import offscreen_backends
-    from grpo_rl.lab.run import versions
+    from grpo_rl.lab.run import LANGUAGE, versions
     from grpo_rl.recipes import check_env_id, shipped
 
     if options.env:
@@ -291,7 +292,7 @@ def _doctor(options: argparse.Namespace) -> int:
             f"grpo-rl doctor: no folder {options.env}, and no environment of that name" if path else "grpo-rl doctor"
         )
         check_env_id(options.env, where)
-    for name, value in versions().items():
+    for name, value in versions(*LANGUAGE).items():
         print(f"{name:18} {value}")
     print(f"{'recipes':18} {shipped()}")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -317,9 +318,10 @@ def _bench(options: argparse.Namespace) -> int:
     study = load_study(options.study)
     folder = Path(options.out) if options.out else study.folder()
     rows = finished(study, folder) if options.report else bench(study, folder, options.jobs)
-    missing = len(study.runs()) - len({row.run for row in rows})
+    missing = study.missing(rows, folder)
     if rows:
-        print(f"report: {write_report(study, rows, folder)}" + (f" ({missing} runs are missing)" if missing else ""))
+        note = f" (missing: {textwrap.shorten(', '.join(missing), 200, placeholder=' …')})" if missing else ""
+        print(f"report: {write_report(study, rows, folder)}{note}")
     return 1 if missing else 0
 
 

@@ -135,6 +135,8 @@ class _Writer:
             return {"$bytes": self._array(np.frombuffer(value, np.uint8), path)}
         if kind is np.random.Generator and type(value.bit_generator).__name__ in _GENERATORS:
             return {"$rng": self.node(value.bit_generator.state, f"{path}.state")}
+        if kind is np.random.RandomState and value is not np.random.mtrand._rand:  # not NumPy's global one
+            return {"$random_state": self.node(value.get_state(legacy=False), f"{path}.state")}
         if kind is random.Random:
             return {"$random": self.node(value.getstate(), path)}
         if kind is th.Generator:
@@ -204,6 +206,7 @@ class _Reader:
             "$tensor": self._tensor,
             "$bytes": lambda name, _: self.arrays[name].tobytes(),
             "$rng": self._rng,
+            "$random_state": self._random_state,
             "$random": self._random,
             "$torch_rng": self._torch_rng,
             "$space": self._space,
@@ -246,14 +249,24 @@ class _Reader:
         return found.view(th.bfloat16) if node["bfloat16"] else found
 
     def _rng(self, content: Any, _: dict[str, Any]) -> np.random.Generator:
+        return np.random.Generator(self._bit_generator(self.value(content)))
+
+    def _random_state(self, content: Any, _: dict[str, Any]) -> np.random.RandomState:
+        """NumPy's former generator: a bit generator, and the second of a pair of normal numbers."""
         state = self.value(content)
+        generator = np.random.RandomState(self._bit_generator(state))
+        generator.set_state(state)
+        return generator
+
+    @staticmethod
+    def _bit_generator(state: dict[str, Any]) -> Any:
         if state["bit_generator"] not in _GENERATORS:
             raise ConfigError(f"not a state that grpo_rl has written: generator {state['bit_generator']!r}")
         if not (0 <= state["state"].get("pos", 0) <= 624 and 0 <= state.get("buffer_pos", 0) <= 4):
             raise ConfigError("not a state that grpo_rl has written: NumPy would read beyond a generator's numbers")
         generator = getattr(np.random, state["bit_generator"])(0)
         generator.state = state
-        return np.random.Generator(generator)
+        return generator
 
     def _random(self, content: Any, _: dict[str, Any]) -> random.Random:
         generator = random.Random(0)

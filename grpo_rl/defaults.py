@@ -42,6 +42,26 @@ GSPO_CLIP = (3e-4, 4e-4)
 """Usual ε and ε_high of "gspo", whose ratios are those of whole completions."""
 
 
+def settled_scale(
+    advantage_scale: str | None,
+    normalize_advantage: bool,
+    text: bool,
+    loss_type: str | None,
+    baseline: str,
+    baseline_discount: float,
+) -> str:
+    """`advantage_scale`, or where it was left what SB3's name for it says; of texts what the loss and baseline take.
+
+    That is "none" for the losses that are defined without a scale, and the group's z-score for a baseline that is the
+    group's mean.
+    """
+    if advantage_scale is not None or not text:
+        return advantage_scale or ("batch" if normalize_advantage else "none")
+    if loss_type in ("dr_grpo", "rloo"):
+        return "none"
+    return "group" if baseline in ("leave_one_out", "mean") and baseline_discount == 1 else "batch"
+
+
 def settled(name: str, value: Any, language: bool, lora: bool = False) -> Any:
     """`value`, or where it was left the plain default for what is trained."""
     if not isinstance(value, Left):

@@ -4,10 +4,13 @@ A message says what was expected, what came and what to do. Every error survives
 """
 
 import difflib
+import math
+import numbers
 import pickle
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class GRPOError(Exception):
@@ -24,6 +27,10 @@ class BatchError(ConfigError, AssertionError):
 
 class SpaceError(ConfigError, NotImplementedError):
     """A space that cannot be batched: SB3 users know it as a NotImplementedError."""
+
+
+class VecEnvError(ConfigError, AttributeError):
+    """One env where several side by side are wanted: Python knows it as an attribute that is missing."""
 
 
 class ForkError(GRPOError, RuntimeError):
@@ -70,6 +77,26 @@ class NonFiniteError(GRPOError, FloatingPointError):
         super().__init__(f"{', '.join(known)}: {message}" if known else message)
         self.column = column
         self.step = step
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raises ConfigError where an argument is no whole number from `least` on; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ConfigError(f"{name}={value!r:.80}: expected a whole number, {least} or more")
+
+
+def check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raises ConfigError where an argument is no number in [low, high]: NaN, True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name}={value!r:.80}: expected a number")
+    if not low <= float(value) <= high:
+        raise ConfigError(f"{name}={value} is outside [{low:g}, {high:g}]")
+
+
+def check_seed(seed: Any) -> None:
+    """Raises ConfigError where a seed is neither None nor a whole number from 0 on."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0):
+        raise ConfigError(f"seed={seed!r:.80}: expected a whole number, 0 or more, or None for another each time")
 
 
 _LIBRARY = ("grpo_rl", "stable_baselines3", "contextlib")

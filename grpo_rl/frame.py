@@ -1,8 +1,10 @@
 """What GRPO has of SB3 beside the algorithm itself: wrapping an env, learning, saving and loading."""
 
+import math
 from typing import Any, TypeVar
 
 import gymnasium as gym
+import numpy as np
 import torch as th
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
@@ -11,13 +13,14 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, TensorDict
 from stable_baselines3.common.vec_env import VecEnv
 
-from grpo_rl.errors import UntrustedError, warn
+from grpo_rl.errors import ConfigError, UntrustedError, warn
 from grpo_rl.groups.observations import batchable
 from grpo_rl.groups.vector import from_vector_env
 from grpo_rl.loading import ZipPath, foreign_arguments, open_zip
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.progress import ProgressBar
+from grpo_rl.regression import RidgeValue
 from grpo_rl.text.vec_env import TextVecEnv, is_text
 
 Self = TypeVar("Self", bound="Frame")
@@ -30,6 +33,7 @@ class Frame(OnPolicyAlgorithm):
     kl_coef: float
     normalize_reward: bool
     reward_scale: ReturnScale
+    regression: RidgeValue | None
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -50,7 +54,13 @@ class Frame(OnPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self."""
+        """Trains for `total_timesteps` env steps (forked ones counted), rounded up to whole rollouts; returns self.
+
+        Raises:
+            ConfigError: `total_timesteps` is no number, or below 0, NaN or infinite. 0 trains nothing, as in SB3.
+        """
+        if not isinstance(total_timesteps, int | float | np.number) or not 0 <= total_timesteps < math.inf:
+            raise ConfigError(f"total_timesteps={total_timesteps!r}: expected a number of env steps, such as 100_000")
         end = int(total_timesteps) + (0 if reset_num_timesteps else self.num_timesteps)
         if self.cold_start and self.cold_start >= end:
             warn(
@@ -122,11 +132,14 @@ class Frame(OnPolicyAlgorithm):
         ours = [
             "_sampler",
             "_programs",
+            "_precision",
             "_shared_rows",
             "groups",
             "curriculum",
             "auxiliary_losses",
             "reference_policy",
+            "regression",
+            "replay",
             "reward_scale",
         ]
         if is_text(self):
@@ -147,6 +160,7 @@ class Frame(OnPolicyAlgorithm):
             return
         params: dict[str, Any] = load_path_or_dict
         optional = {"reference_policy": params.get("policy", {}), "reward_scale": self.reward_scale.state_dict()}
+        optional["regression"] = {} if self.regression is None else self.regression.state_dict()
         used = self._get_torch_save_params()[0]
         given = {name: value for name, value in params.items() if name in used or name not in optional}
         super().set_parameters({name: optional[name] for name in used if name in optional} | given, exact_match, device)
@@ -157,4 +171,6 @@ class Frame(OnPolicyAlgorithm):
             state_dicts = [*state_dicts, "reference_policy"]
         if self.normalize_reward:
             state_dicts = [*state_dicts, "reward_scale"]
+        if self.regression is not None:
+            state_dicts = [*state_dicts, "regression"]
         return state_dicts, variables

@@ -27,7 +27,14 @@ from stable_baselines3.common.vec_env import VecEnv
 from grpo_rl import advantages as adv
 from grpo_rl import defaults, objective
 from grpo_rl.buffers import GroupBuffer
-from grpo_rl.checks import check_arguments, check_batch, check_completions, check_normalizers
+from grpo_rl.checks import (
+    check_arguments,
+    check_auxiliary,
+    check_batch,
+    check_completions,
+    check_normalizers,
+    policy_arguments,
+)
 from grpo_rl.curriculum import CurriculumDriver
 from grpo_rl.errors import ConfigError, ForkError, did_you_mean, warn
 from grpo_rl.fast.update import Programs
@@ -37,6 +44,9 @@ from grpo_rl.groups.make import make_group_env
 from grpo_rl.normalize import ReturnScale
 from grpo_rl.policies.control import CnnPolicy, ControlPolicy, MlpPolicy, MultiInputPolicy
 from grpo_rl.policies.language import BaseUnderAdapters, CausalLMPolicy
+from grpo_rl.precision import Precision, check_underflow
+from grpo_rl.regression import RidgeValue
+from grpo_rl.replay import Replay, judge
 from grpo_rl.sampling.steps import StepSampler
 from grpo_rl.sampling.tokens import TokenSampler
 from grpo_rl.text.vec_env import TextVecEnv, is_text
@@ -79,7 +89,7 @@ class GRPO(Frame):
         batch_size: rows per minibatch; None, of completions: all.
         n_epochs: passes over a rollout.
         gamma: discount per step. Usual: 0.99 for control, 0.95 dialogue, 0.98 long text, 0.9 immediate reward.
-        gae_lambda: λ of generalised advantage estimation; read with a value head only.
+        gae_lambda: λ of generalised advantage estimation; read with a value head or baseline="regression".
         clip_range: ε, a float or a callable of the progress remaining, such as LinearSchedule(0.3, 0.1).
         clip_range_vf: the same for the value function; None: no clipping.
         normalize_advantage: advantage_scale="batch" under SB3's name; read when `advantage_scale` is None.
@@ -95,20 +105,24 @@ class GRPO(Frame):
         group_size: G, members of a group. 1 needs `value_head` and is plain PPO.
         value_head: add a value network: the hybrid objective (surrogate + entropy − value loss).
         group_kind: "episode": from a reset to the end of every member; "window": n_steps from wherever the members are;
-            "auto": windows with a value head or a time limit above 500 steps, else episodes.
+            "auto": windows with a value head, a regression or a time limit above 500 steps, else episodes.
         grouping: "fork" (exact snapshots), "seed" (resets with one seed), "batch" (no common start), or "auto": the
             best that the env allows, announced once with the reason.
         fork_prob: chance that a group starts from the middle of an episode: from a moment of the last group's, or, in
             windows, from one of its members as it is. None: 0.5 for episodes, 0.75 for windows, 0.1 with a value head.
         reset_prob: chance that a window starts from a fresh episode start instead. None: 0.25 critic-free, else 0.
         baseline: "leave_one_out" (RLOO), "mean" (GRPO), "weighted" (by length, OPO), or "moving_average": an
-            exponential average of past returns by age, refreshed every `baseline_every` updates.
+            exponential average of past returns by age, refreshed every `baseline_every` updates. "regression": a value
+            function solved in closed form (`grpo_rl.regression`) from the λ-returns of the last four rollouts, for GAE
+            as in the hybrid, and no network. Groups, `fork_prob`, `group_weight` are the hybrid's; `group_size` 1 goes.
+            In the first rollout values are one constant, its mean reward for ever. For observations without images.
         baseline_discount: factor on the baseline, 0.9–1. Below 1, groups of equal returns move the policy too.
             Unbiased with leave_one_out, but noisier.
         age_discount: a step's group advantage weighs age_discount^age, with age the steps since the root. Siblings are
             alike near their root, and differ by where they are later. 1: no discount. γ: the exact gradient of the
             root's discounted return (Sutton & Barto 2018, section 13.3), for roots that lie all over the episodes.
-        credit: "reward_to_go" for each step, or "outcome": a segment's whole return for all of its steps.
+        credit: "reward_to_go" for each step, or "outcome": a segment's whole return for all of its steps. A language
+            model's step is its turn: what a conversation earns from there on, beside the members that have it too.
         advantage_scale: "batch" (z-score of each minibatch, as SB3), "group" (z-score within the group), or "none".
         compression: None, "tanh" or "layer_norm" of the group advantage.
         group_weight: share of the group advantage beside GAE in the hybrid, 0–1, at steps with a sibling alive at the
@@ -129,6 +143,16 @@ class GRPO(Frame):
         clip_delta: two-sided clipping, a bound δ above 1 on the ratio where A < 0. None: none.
         kl_estimator: the KL's loss, "k1", "k2", "k3" or "unbiased", see `objective.KL_LOSSES`.
         reference_mix: how far the reference moves to the policy when it is renewed; 1: all the way.
+        reuse: M, how many of the last rollouts an update draws from. An epoch is one pass over all of them: with M = 4
+            a quarter of the epochs makes as many minibatches. Old steps are corrected by q = π/μ, the policy now over
+            the one that acted: clipping about q (GePPO), and with values V-trace; without, returns stay as they came.
+            For loss_type "clipped", any value function, and baselines of a rollout's own groups.
+        priority: α ≥ 0. Above 0, rows are drawn in proportion to |A|^α, and an epoch is as many draws as rows.
+        priority_beta: β, 0–1, of the importance weights (1/(n·P))^β that correct for it; 1 corrects in full. A float,
+            or a callable of the progress remaining, such as LinearSchedule(0.4, 1.0).
+        precision: "32-true"; or "bf16-mixed", "16-mixed" (with a loss scale; on a CPU carried out as "bf16-mixed"):
+            networks compute in 16 bits by autocast; parameters, log-probabilities, advantages and statistics are
+            float32 all the same. By torch alone. For use on a GPU: on most CPUs it is slower.
 
     Of language models ("CausalLMPolicy" and an env of texts) `n_steps` counts completions per rollout (None: about 64),
     `batch_size` completions per optimiser step (left: all of them), env steps are sampled tokens, and defaults are
@@ -209,10 +233,14 @@ class GRPO(Frame):
         clip_delta: float | None = None,
         kl_estimator: str = "k2",
         reference_mix: float = 1.0,
+        reuse: int = 1,
+        priority: float = 0.0,
+        priority_beta: float | Schedule = 1.0,
         tied_groups: str = "keep",
         mask_truncated: bool = False,
         entropy_quantile: float = 0.0,
         micro_batch_size: int | None = None,
+        precision: str = "32-true",
     ) -> None:
         if isinstance(policy, str) and policy not in self.policy_aliases:
             raise ConfigError(f'policy "{policy}" is unknown: {did_you_mean(policy, self.policy_aliases)}')
@@ -220,7 +248,7 @@ class GRPO(Frame):
             env = _make_env(env, group_size, seed)
         policy = _our_policy(policy)
         language = _is_language(policy)
-        lora = language and bool((policy_kwargs or {}).get("lora"))
+        lora = language and isinstance(policy_kwargs, dict) and bool(policy_kwargs.get("lora"))
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -285,14 +313,19 @@ class GRPO(Frame):
         self.clip_delta = clip_delta
         self.kl_estimator = kl_estimator
         self.reference_mix = reference_mix
+        self.reuse = reuse
+        self.priority = priority
+        self.priority_beta = priority_beta
         self.tied_groups = tied_groups
         self.mask_truncated = mask_truncated
         self.entropy_quantile = entropy_quantile
         self.micro_batch_size = micro_batch_size
+        self.precision = precision
         self._auto_n_steps: int | None = None
         self._baseline_table: list[float] = []
         self._iterations = 0
         self.kl_scale = 1.0
+        self.loss_scale: dict[str, float] = {}  # of gradients in fp16, see `Precision.state`
         self._shared_rows: th.Tensor | None = None  # (T, N) bool, hybrid: where the group's advantage had a part
         self.curriculum: CurriculumDriver | None = None
         self.curriculum_state: dict[str, Any] | None = None
@@ -309,13 +342,19 @@ class GRPO(Frame):
         check_arguments(self)
         self.clip_range = FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
+        self._precision = Precision(self.precision, self.device)
         self.policy = self._new_policy()
+        dtype: Any = getattr(self.policy, "autocast", None)
+        self._precision.scale_for(dtype, self.device)
+        check_underflow(self.policy, dtype)
         self._maybe_recommend_cpu(MlpPolicy.__name__)
         self.reference_policy = self._new_reference() if self.kl_coef else None
         if self.reference_policy is not None and self.normalize_obs:  # both see the same observations
             self.reference_policy.share_normalizer(self.policy)
         self._renew_reference()
         self.reward_scale = ReturnScale().to(self.device)
+        fitted = self.baseline == "regression"
+        self.regression = RidgeValue(self.observation_space).to(self.device) if fitted else None
         self._programs = Programs(
             self, own_loss=(type(self).loss, type(self).differentiate) == (GRPO.loss, GRPO.differentiate)
         )
@@ -325,6 +364,7 @@ class GRPO(Frame):
         """The buffer and the sampler, for the env that is there now."""
         buffer = TokenBuffer if is_text(self) else GroupBuffer
         self.rollout_buffer = buffer(self.observation_space, self.action_space, self.device)
+        self.replay = Replay(self.reuse, self.priority) if self.reuse > 1 or self.priority else None
         self._sampler: Any = None
         self.curriculum = None if self.env is None or is_text(self) else CurriculumDriver.of(self.env)
         if self.env is None:
@@ -338,9 +378,9 @@ class GRPO(Frame):
             self.n_steps = self._auto_n_steps = max(ROLLOUT_STEPS // self.n_envs, 1)
         check_batch(self)
         check_normalizers(self)
-        self.groups = choose_grouping(self.env, self.group_size, self.group_kind, self.grouping, self.value_head)
+        self.groups = choose_grouping(self.env, self.group_size, self.group_kind, self.grouping, self.bootstraps)
         self._announce_groups()
-        windows = HYBRID_FORKS if self.value_head and not self.cold_start else CRITIC_FREE_FORKS
+        windows = HYBRID_FORKS if self.bootstraps and not self.cold_start else CRITIC_FREE_FORKS
         fork_prob, reset_prob = windows if self.groups.kind == "window" else EPISODE_FORKS
         self._sampler = StepSampler(
             self,
@@ -368,9 +408,9 @@ class GRPO(Frame):
         """Says once how groups form and why; a fall-back of the critic-free agent is a warning at any verbosity."""
         if self.verbose >= 1:
             print(self.groups)
-            if self.groups.kind == "window" and not self.value_head:
+            if self.groups.kind == "window" and not self.bootstraps:
                 print(HINT)
-        elif self.grouping == "auto" and self.groups.means != "fork" and not self.value_head:
+        elif self.grouping == "auto" and self.groups.means != "fork" and not self.bootstraps:
             warn(str(self.groups))
 
     def _new_policy(self) -> ActorCriticPolicy:
@@ -381,13 +421,19 @@ class GRPO(Frame):
             ours = {"value_head": self.value_head}
             if isinstance(self.env, TextVecEnv):
                 ours["encoder"] = self.env.encoder
-        return self.policy_class(  # type: ignore[return-value]
-            self.observation_space,
-            self.action_space,
-            self.lr_schedule,
-            use_sde=self.use_sde,
-            **(self.policy_kwargs | ours),
-        ).to(self.device)
+        with policy_arguments(self.policy_class, self.policy_kwargs):
+            policy: Any = self.policy_class(
+                self.observation_space,
+                self.action_space,
+                self.lr_schedule,
+                use_sde=self.use_sde,
+                **(self.policy_kwargs | ours),
+            ).to(self.device)
+        if hasattr(policy, "compute_in"):
+            policy.compute_in(self._precision.dtype)
+        elif self._precision.dtype is not None:
+            raise ConfigError(f'precision: {type(policy).__name__} knows "32-true" only; take grpo_rl\'s policies')
+        return policy
 
     def _new_reference(self) -> Any:
         """A frozen policy; the model under its adapters where it has some, which needs no copy."""
@@ -412,11 +458,20 @@ class GRPO(Frame):
         self.reference_policy.set_training_mode(False)
 
     @property
+    def bootstraps(self) -> bool:
+        """States have values, by a network or a regression: they are the baseline, and what follows where it is cut."""
+        return self.value_head or self.baseline == "regression"
+
+    @property
+    def rows(self) -> GroupBuffer | Replay:
+        """What an update draws its minibatches from: the rollout, or the last `reuse` of them."""
+        return self.replay or self.rollout_buffer
+
+    @property
     def scale(self) -> str:
-        """`advantage_scale`, or what SB3's name for it says; of completions "group", or what goes with the loss."""
-        if self.advantage_scale is None and is_text(self):
-            return "none" if self.loss_type in ("dr_grpo", "rloo") else "group"
-        return self.advantage_scale or ("batch" if self.normalize_advantage else "none")
+        """`advantage_scale`, or what SB3's name for it says; of texts what goes with the loss and the baseline."""
+        names = ("advantage_scale", "normalize_advantage", "loss_type", "baseline", "baseline_discount")
+        return defaults.settled_scale(text=is_text(self), **{name: getattr(self, name) for name in names})
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """As SB3's; groups form anew on the new env."""
@@ -453,40 +508,51 @@ class GRPO(Frame):
     def estimate_advantages(self, rollout: GroupBuffer) -> th.Tensor:
         """Advantages (T, N) float32 of a finished rollout; override it for a rule of your own.
 
-        Without a value head: reward-to-go, in which a member cut alive goes on with the mean reward, minus the group's
-        baseline. With one: GAE, mixed with the group advantage of the λ-returns by `group_weight`.
+        Without values: reward-to-go, in which a member cut alive goes on with the mean reward, minus the group's
+        baseline. With them: GAE, mixed with the group advantage of the λ-returns by `group_weight`.
         """
-        rewards, values = rollout.tensor(rollout.rewards), None
+        rewards = rollout.tensor(rollout.rewards)
+        new = rollout.behaviour_ratio is None  # else statistics have it already
         if self.normalize_reward:
-            self.reward_scale.update(rollout.tensor(rollout.discounted[rollout.mask]))
+            if new:
+                self.reward_scale.update(rollout.tensor(rollout.discounted[rollout.mask]))
             rewards = self.reward_scale(rewards)
         ends = rollout.tensor(rollout.ends)
-        tails = self._tails(rollout, rewards)
-        if rollout.values is None:
+        values, tails = self._values(rollout, rewards)
+        if values is None:
             returns = adv.reward_to_go(rewards, ends, tails, self.gamma)
             return self.group_advantages(rollout, returns, ends) * self._age_weight(rollout)
-        values = rollout.old_values = rollout.tensor(rollout.values)
-        advantages, rollout.returns = adv.gae(rewards, values, ends, tails, self.gamma, self.gae_lambda)
+        rollout.old_values = values
+        advantages, rollout.returns = adv.gae(
+            rewards, values, ends, tails, self.gamma, self.gae_lambda, rollout.behaviour_ratio
+        )
+        lambda_returns = advantages + values
+        if isinstance(rollout, TokenBuffer) and self.scale != "none":  # of steps each minibatch is scaled
+            advantages = adv.masked_standardize(advantages, rollout.tensor(rollout.mask))
+        if self.regression is not None and new:
+            targets = rollout.returns[rollout.tensor(rollout.mask)] * self._reward_unit
+            self.regression.keep(rollout.rows()[0], targets)
         weight = self._group_weight()
         if weight == 0:
             self._shared_rows = None
             return advantages
         siblings = adv.has_sibling(*(rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask)))
         weights = weight * siblings * self._age_weight(rollout) * self._group_samples(rollout)
-        self._shared_rows = weights > 0
-        return adv.mix(self.group_advantages(rollout, rollout.returns, ends), advantages, weights)
+        if new:
+            self._shared_rows = weights > 0
+        return adv.mix(self.group_advantages(rollout, lambda_returns, ends), advantages, weights)
 
     def group_advantages(self, rollout: GroupBuffer, returns: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """Group-relative advantages (T, N) of returns (T, N), before the minibatch's scale."""
         if isinstance(rollout, TokenBuffer):
-            return rollout.spread(self._compare(*rollout.outcomes(returns)))
+            return rollout.spread(self._compare(*rollout.outcomes(returns, self.credit == "reward_to_go")))
         group, age, mask = (rollout.tensor(array) for array in (rollout.group, rollout.age, rollout.mask))
         if self.credit == "outcome":
             returns = adv.outcome_returns(returns, ends)
-        return self._compare(returns, ends, group, age, mask)
+        return self._compare(returns, adv.segment_lengths(ends, mask), group, age, mask)
 
     def _compare(
-        self, returns: th.Tensor, ends: th.Tensor, group: th.Tensor, age: th.Tensor, mask: th.Tensor
+        self, returns: th.Tensor, lengths: th.Tensor, group: th.Tensor, age: th.Tensor, mask: th.Tensor
     ) -> th.Tensor:
         """Advantages of returns beside those of the group's others at the same age, all (T, N)."""
         if self.baseline == "moving_average":
@@ -495,16 +561,18 @@ class GRPO(Frame):
                 table = adv.moving_average(table, returns, age, mask)
                 self._baseline_table = table.tolist()
             advantages = th.where(mask, returns - self.baseline_discount * adv.lookup(table, age), 0)
+            if self._scale_in_rollout == "batch":
+                advantages = adv.masked_standardize(advantages, mask)
         else:
             advantages = adv.group_advantages(
                 returns,
                 group,
                 age,
                 mask,
-                baseline=self.baseline,  # type: ignore[arg-type]
+                baseline="leave_one_out" if self.regression else self.baseline,  # type: ignore[arg-type]
                 baseline_discount=self.baseline_discount,
                 scale=self._scale_in_rollout,
-                weights=adv.segment_lengths(ends, mask).clamp(min=1) if self.baseline == "weighted" else None,
+                weights=lengths.clamp(min=1) if self.baseline == "weighted" else None,
             )
         return adv.compress(advantages, mask, self.compression)  # type: ignore[arg-type]
 
@@ -513,26 +581,45 @@ class GRPO(Frame):
         """The scale of group advantages as they are made: steps leave "batch" to the minibatch, as SB3 does."""
         return self.scale if self.scale == "group" or is_text(self) else "none"
 
-    def _tails(self, rollout: GroupBuffer, rewards: th.Tensor) -> th.Tensor:
-        """What lies beyond each end (T, N): 0 after termination; alive, the value of the true next observation, or
-        without a value head the mean reward for ever, r̄/(1 − γ)."""
-        alive = rollout.tensor(rollout.alive)
-        if rollout.values is None:
-            return alive * adv.alive_tail(rewards, rollout.tensor(rollout.mask), self.gamma)
-        tails = th.zeros_like(rewards)
+    def _values(self, rollout: GroupBuffer, rewards: th.Tensor) -> tuple[th.Tensor | None, th.Tensor]:
+        """The value of each step, or None, and what lies beyond each end, both (T, N).
+
+        That is 0 after termination; alive, the value of the true next observation, or without values the mean reward
+        for ever, r̄/(1 − γ), which is every value of a regression that has seen no rollout yet.
+        """
+        mask, regression = rollout.tensor(rollout.mask), self.regression
+        if rollout.values is None and (regression is None or regression.empty):
+            constant = adv.alive_tail(rewards, mask, self.gamma)
+            return None if regression is None else mask * constant, rollout.tensor(rollout.alive) * constant
+        if regression is None:
+            assert rollout.values is not None
+            return rollout.tensor(rollout.values), self._tails(rollout, self.policy.predict_values)
+        unit = self._reward_unit
+        values = th.zeros_like(rewards).masked_scatter_(mask, regression(rollout.rows()[0]) / unit)
+        return values, self._tails(rollout, lambda obs: regression(obs) / unit)
+
+    def _tails(self, rollout: GroupBuffer, predict: Callable[[Any], th.Tensor]) -> th.Tensor:
+        """What `predict` gives for the true next observation of each end that is alive; elsewhere 0. (T, N)."""
+        tails = th.zeros(rollout.mask.shape, device=self.device)
         if rollout.tail_obs:
             steps, columns, obs = zip(*rollout.tail_obs, strict=True)
             stacked = (
                 {key: np.stack([o[key] for o in obs]) for key in obs[0]} if isinstance(obs[0], dict) else np.stack(obs)
             )
-            tails[list(steps), list(columns)] = self.policy.predict_values(
-                self.policy.obs_to_tensor(stacked)[0]
-            ).flatten()
+            tails[list(steps), list(columns)] = predict(self.policy.obs_to_tensor(stacked)[0]).flatten()
         return tails
 
+    @property
+    def _reward_unit(self) -> th.Tensor | float:
+        """How much reward a scaled reward of 1 is now."""
+        return self.reward_scale.unit() if self.normalize_reward else 1.0
+
     def train(self) -> None:
-        """Updates the policy on the buffer: `n_epochs` passes over minibatches of `loss`."""
+        """Updates the policy on the rows: `n_epochs` passes over minibatches of `loss`."""
+        if self.replay is not None:
+            self._remember(self.replay)
         self.policy.set_training_mode(True)
+        self._precision.set_state(self.loss_scale)
         self._update_learning_rate(self.policy.optimizer)
         clip_range = self.clip_range(self._current_progress_remaining) * self._scale_of("clip_range")
         update = self._programs.update(clip_range)
@@ -552,7 +639,7 @@ class GRPO(Frame):
                 if kl_limit is not None and terms["approx_kl"] > kl_limit:
                     stop = True
                     break
-                terms["grad_norm"] = update.clip()
+                terms |= update.clip()
                 if before is None and not terms["grad_norm"].isfinite():
                     check_update(self, metrics[seen:], before)
                 update.step()
@@ -560,6 +647,7 @@ class GRPO(Frame):
             check_update(self, metrics[seen:], before)
             if stop:
                 break
+        self.loss_scale = self._precision.state()
         log_update(self, metrics, clip_range)
         self._move_trust_region()
         self._iterations += 1
@@ -568,12 +656,26 @@ class GRPO(Frame):
         if self.reference_every and self._iterations % self.reference_every == 0:
             self._renew_reference()
 
+    @th.no_grad()
+    def _remember(self, replay: Replay) -> None:
+        """The last rollouts become what the update draws from, the old ones as policy and values see them now."""
+        self.policy.set_training_mode(False)
+        for rollout in replay.take(self.rollout_buffer):
+            values, log_prob, _ = self.policy.evaluate_actions(*rollout.rows())
+            judge(rollout, values, log_prob)
+            rollout.advantages = self.estimate_advantages(rollout)
+            if self.reference_policy is not None:
+                rollout.ref_log_prob = self._reference_log_prob(rollout)
+        beta = FloatSchedule(self.priority_beta)(self._current_progress_remaining)
+        for name, value in replay.close(beta).items():
+            self.logger.record(name, value)
+
     def differentiate(self, minibatch: Batch, clip_range: float) -> dict[str, th.Tensor]:
         """Adds the gradient of `loss` to the parameters', a micro-batch at a time; its terms for the log."""
         parts = []
         for part in self.rollout_buffer.parts(minibatch, self.micro_batch_size):
             loss, terms = self.loss(part, clip_range)
-            loss.backward()
+            self._precision.backward(loss)
             parts.append((len(part.weight), terms))
         return together(parts)
 
@@ -582,16 +684,21 @@ class GRPO(Frame):
         values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, batch.actions)
         advantages = batch.advantages
         even = batch.weight if batch.even is None else batch.even
+        ratio_now = batch.behaviour_ratio
+        shares = None if ratio_now is None else batch.weight * ratio_now  # of rows as the policy now would take them
         if self.scale == "batch" and batch.segment is None:
-            advantages = objective.masked_standardize(advantages)
-        clipping = objective.Clipping(clip_range, self.clip_range_high, self.clip_delta, batch.segment)
+            advantages = (
+                objective.masked_standardize(advantages)
+                if shares is None
+                else adv.weighted_standardize(advantages, shares)
+            )
+        clipping = objective.Clipping(clip_range, self.clip_range_high, self.clip_delta, batch.segment, ratio_now)
         surrogate = objective.LOSSES[self.loss_type].surrogate
         policy_loss = objective.aggregate(surrogate(log_prob, batch.old_log_prob, advantages, clipping), batch.weight)
         entropy_loss = objective.aggregate(objective.entropy_loss(entropy, log_prob), even)
         loss = policy_loss + self.ent_coef * entropy_loss
         terms = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
-        if batch.returns is not None:
-            assert values is not None
+        if batch.returns is not None and values is not None:
             clip_vf = self.clip_range_vf and self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
             value_loss = objective.value_loss(values.flatten(), batch.returns, batch.old_values, clip_vf)
             terms["value_loss"] = objective.aggregate(value_loss, batch.weight)
@@ -602,12 +709,15 @@ class GRPO(Frame):
             terms["reference_kl"] = objective.aggregate(objective.kl_k3(log_prob, batch.ref_log_prob), even)
             loss = loss + self.kl_coef * kl
         for name, (auxiliary_loss, weight) in (self.auxiliary_losses or {}).items():
-            value = auxiliary_loss(self.policy, batch)
+            value = check_auxiliary(name, auxiliary_loss(self.policy, batch), len(batch.weight))
             terms[f"auxiliary/{name}"] = value.mean() if batch.even is None else (value * batch.even).sum()
             loss = loss + weight * terms[f"auxiliary/{name}"]
         ratio = (log_prob - batch.old_log_prob).exp()
-        terms["approx_kl"] = objective.approx_kl(log_prob, batch.old_log_prob)
-        terms["clip_fraction"] = objective.clip_fraction(ratio, clip_range)
+        before = batch.old_log_prob if ratio_now is None else batch.old_log_prob + ratio_now.log()
+        terms["approx_kl"] = objective.approx_kl(log_prob, before, shares)
+        terms["clip_fraction"] = objective.clip_fraction(
+            ratio, clip_range, centre=1.0 if ratio_now is None else ratio_now
+        )
         if batch.segment is not None:
             terms |= objective.clip_ratios(
                 log_prob.detach(), batch.old_log_prob, batch.advantages, clipping, self.loss_type
@@ -681,10 +791,11 @@ class GRPO(Frame):
 
 def _make_env(env_id: str, group_size: int, seed: int | None) -> VecEnv:
     """One group of `group_size` envs; plain copies where the family cannot be forked."""
+    group_size = max(group_size, 1) if isinstance(group_size, int) else group_size  # check_arguments says more of 0
     try:
-        return make_group_env(env_id, n_groups=1, group_size=max(group_size, 1), seed=seed)
+        return make_group_env(env_id, n_groups=1, group_size=group_size, seed=seed)
     except ForkError:
-        return make_vec_env(env_id, n_envs=max(group_size, 1), seed=seed)
+        return make_vec_env(env_id, n_envs=group_size, seed=seed)
 
 
 def _is_language(policy: Any) -> bool:
@@ -698,4 +809,6 @@ def _our_policy(policy: str | type[ActorCriticPolicy]) -> str | type[ActorCritic
         ActorCriticCnnPolicy: CnnPolicy,
         MultiInputActorCriticPolicy: MultiInputPolicy,
     }
+    if not isinstance(policy, str | type):
+        raise ConfigError(f'policy: expected a name, such as "MlpPolicy", or a policy\'s class, got {policy!r:.80}')
     return ours.get(policy, policy)

@@ -79,6 +79,12 @@ METRICS = (
         above="growing_noise",
     ),
     _metric(
+        "bonus_gain",
+        "ent_coef · (entropy − its start), by the largest spread of advantages so far",
+        warns=(None, 0.25),
+        finding="growing_noise",
+    ),
+    _metric(
         "grad_norm",
         "norm of the gradient before clipping",
         (0.1, 1),
@@ -93,7 +99,7 @@ METRICS = (
     _metric("clip_fraction", "share of ratios beyond the clip range", None, (None, 0.5), "large_steps", log="train"),
     _metric("tied_groups", "share of groups whose members all got the same", None, (None, 0.9), "tied_groups"),
     _metric("group_size", "members alive at a step's age, itself included", None, (2.5, None), "small_groups"),
-    _metric("reward_scale", "largest |reward| of the rollout"),
+    _metric("reward_scale", "largest |reward| of the rollout, as it reaches the returns"),
     _metric(
         "reward_growth",
         "reward_scale by that of the first rollout with a reward",
@@ -127,6 +133,13 @@ METRICS = (
         log="completions",
         slow=4,
     ),
+    _metric(
+        "unscored",
+        "share of completions that no reward function gave a number",
+        warns=(None, 0.9),
+        finding="unscored",
+        log="completions",
+    ),
     _metric("mean_length", "tokens of a completion", log="completions"),
 )
 CRITIC_FREE = ("tied_groups", "small_groups", "uneven_groups")
@@ -145,11 +158,13 @@ class Cause:
     also: str = ""
 
 
-SHAKEN = ("exploding_rewards", "large_steps", "collapsed_entropy", "tied_groups")
+UNTAUGHT = ("large_steps", "collapsed_entropy", "growing_noise", "unscored", "repetition", "cut_completions")
+"""Findings that leave the members of a group with equal returns."""
+SHAKEN = ("exploding_rewards", *UNTAUGHT, "tied_groups")
 FINDINGS: dict[str, Cause] = {  # causes before their consequences
     "exploding_rewards": Cause(
         "rewards keep growing: early steps stop counting, and values cannot follow",
-        (("normalize_reward", "True"), ("compression", '"tanh"')),
+        (("normalize_reward", "True"),),
         also="bound the reward in the environment",
     ),
     "large_steps": Cause(
@@ -169,12 +184,31 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
         ("large_steps",),
     ),
     "growing_noise": Cause(
-        "actions are ever more noise", (("ent_coef", "down"), ("learning_rate", "/3")), ("large_steps",)
+        "actions are ever more noise: the entropy pays more than the reward, or steps are too large",
+        (("ent_coef", "down"), ("learning_rate", "/3")),
+        ("large_steps",),
+    ),
+    "unscored": Cause(
+        "next to no completion is given a reward: the functions answer None or NaN, or fail",
+        (),
+        also="reward functions that give numbers: None means no opinion",
+    ),
+    "repetition": Cause(
+        "completions say the same again and again: the policy has found a loop that pays, or has broken down",
+        (("kl_coef", "0.01"), ("ent_coef", "up"), ("learning_rate", "/3")),
+        ("large_steps", "collapsed_entropy"),
+        also="a reward that takes off for repeating",
+    ),
+    "cut_completions": Cause(
+        "next to all completions are cut before their end, so that rewards see halves",
+        (),
+        ("repetition", "large_steps", "growing_noise"),
+        also="twice the max_new_tokens, or a reward for ending",
     ),
     "tied_groups": Cause(
         "members of a group get the same return, so that nothing is learned from it",
         (("ent_coef", "up"), ("baseline", '"moving_average"'), ("group_size", "*2")),
-        ("large_steps", "collapsed_entropy"),
+        UNTAUGHT,
         also="a denser reward",
     ),
     "small_groups": Cause(
@@ -205,24 +239,12 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
     "near_overflow": Cause(
         "figures near the end of what float32 resolves; the next stop is NonFiniteError",
         (("normalize_reward", "True"), ("learning_rate", "/3")),
-        (*SHAKEN, "large_gradient", "growing_noise"),
+        (*SHAKEN, "large_gradient"),
     ),
     "value_function": Cause(
         "the value head is worse than a constant",
         (("normalize_reward", "True"), ("learning_rate", "/3")),
         (*SHAKEN, "large_gradient"),
-    ),
-    "repetition": Cause(
-        "completions say the same again and again: the policy has found a loop that pays, or has broken down",
-        (("kl_coef", "0.01"), ("ent_coef", "up"), ("learning_rate", "/3")),
-        ("large_steps", "collapsed_entropy"),
-        also="a reward that takes off for repeating",
-    ),
-    "cut_completions": Cause(
-        "next to all completions are cut before their end, so that rewards see halves",
-        (("mask_truncated", "True"),),
-        ("repetition", "large_steps"),
-        also="a larger max_new_tokens, or a reward for ending",
     ),
     "out_of_range": Cause("outside the range that you gave", ()),
 }
@@ -237,6 +259,8 @@ def with_ranges(ranges: Mapping[str, Range]) -> tuple[Metric, ...]:
         ConfigError: an unknown metric, or a range that is none.
     """
     names = [metric.name for metric in METRICS]
+    if not isinstance(ranges, Mapping):
+        raise ConfigError(f"ranges: expected a dict, metric -> (low, high), got {ranges!r:.80}")
     for name, bounds in ranges.items():
         if name not in names:
             raise ConfigError(f'ranges: no metric "{name}": {did_you_mean(name, names)}')
@@ -306,7 +330,7 @@ def _new_value(option: str, value: str, settings: Settings, row: Row) -> str | N
         now = now if isinstance(now, int | float) else 0.0
         if value == "up":
             return "0.01" if now < 0.01 else f"{min(3 * now, 0.1):.2g}" if now < 0.1 else None
-        return f"{now / 3:.2g}" if now > 0 else None
+        return f"{min(now / 3, 0.01):.2g}" if now > 0 else None
     if value == "*2":
         return str(2 * int(now))
     if value == "/2":

@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import safe_mean
 
 from grpo_rl import advantages as adv
 from grpo_rl.buffers import GroupBuffer
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, check_whole
 from grpo_rl.health import (
     CRITIC_FREE,
     FINDINGS,
@@ -47,18 +47,19 @@ class HealthWarning(UserWarning):
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
-def health_metrics(rollout: GroupBuffer, gamma: float, scale: str = "batch") -> dict[str, float]:
+def health_metrics(rollout: GroupBuffer, gamma: float, scale: str = "batch", unit: float = 1.0) -> dict[str, float]:
     """Figures of a finished rollout whose advantages are set.
 
     Members are compared as the critic-free advantage does it, by the rewards alone: reward-to-go at the same age of the
-    same group. reward_gap is mean(best − mean)/sqrt(mean((R − mean)²)) over the steps that have a sibling: 1.52 for
-    eight normally distributed members, 2.65 where one of eight gets everything, near 0 where a few groups have all of
-    the spread.
+    same group; of completions at the same turn, whatever their lengths. reward_gap is
+    mean(best − mean)/sqrt(mean((R − mean)²)) over the steps that have a sibling: 1.52 for eight normally distributed
+    members, 2.65 where one of eight gets everything, near 0 where a few groups have all of the spread.
 
     Args:
         rollout: T steps of N columns.
         gamma: discount of the reward-to-go.
         scale: "batch": the advantages are judged as a z-score over the rollout, as minibatches see them; else as is.
+        unit: rewards are divided by it, as `normalize_reward` does before they reach the returns.
 
     Returns:
         advantage_mean, advantage_std, reward_scale, magnitude, group_size and, where any step has a sibling,
@@ -66,12 +67,17 @@ def health_metrics(rollout: GroupBuffer, gamma: float, scale: str = "batch") -> 
     """
     assert rollout.advantages is not None, "advantages are set before a rollout is judged"
     mask = rollout.tensor(rollout.mask)
-    rewards, ends, alive = (rollout.tensor(array) for array in (rollout.rewards, rollout.ends, rollout.alive))
+    rewards, ends, alive = (rollout.tensor(array) for array in (rollout.rewards / unit, rollout.ends, rollout.alive))
     tails = alive * adv.alive_tail(rewards, mask, gamma)
-    returns = adv.reward_to_go(rewards, ends, tails, gamma).cpu().numpy()[rollout.mask].astype(np.float64)
+    returns_to_go = adv.reward_to_go(rewards, ends, tails, gamma)
+    returns = returns_to_go.cpu().numpy()[rollout.mask].astype(np.float64)
     figures = _advantages(rollout.advantages, mask, scale)
-    figures |= _comparison(returns, rollout.group[rollout.mask], rollout.age[rollout.mask])
-    figures["reward_scale"] = float(np.abs(rollout.rewards[rollout.mask]).max(initial=0.0))
+    if isinstance(rollout, TokenBuffer):
+        earned, _, group, turn, there = (x.cpu().numpy() for x in rollout.outcomes(returns_to_go, by_turn=True))
+        figures |= _comparison(earned[there].astype(np.float64), group[there], turn[there])
+    else:
+        figures |= _comparison(returns, rollout.group[rollout.mask], rollout.age[rollout.mask])
+    figures["reward_scale"] = float(np.abs(rollout.rewards[rollout.mask]).max(initial=0.0)) / unit
     largest = max(
         float(np.abs(array).max(initial=0.0))
         for array in (returns, rollout.log_probs[rollout.mask], rollout.advantages.cpu().numpy()[rollout.mask])
@@ -165,14 +171,15 @@ class Diagnosis:
 
     def __post_init__(self) -> None:
         self.metrics = with_ranges(self.ranges)
-        if self.patience < 1:
-            raise ConfigError(f"patience={self.patience}: expected 1 or more rollouts")
+        check_whole("patience", self.patience)
         self.findings: list[Finding] = []
         self.values: list[dict[str, float]] = []
         self.steps: list[int] = []
         self._courses = {name: _Course() for name in FINDINGS}
         self._first: dict[str, float] = {}
         self._returns: list[float] = []
+        self._of_completions = False  # whose mean over the rollout is logged, where episodes have one of the last 100
+        self._spread = 0.0
         self._updates: float | None = None
 
     @property
@@ -203,7 +210,8 @@ class Diagnosis:
         fresh = row.get("train/n_updates") != self._updates or "train/n_updates" not in row
         self._updates = row.get("train/n_updates", self._updates)
         row = {key: value for key, value in row.items() if fresh or not key.startswith("train/")}
-        if math.isfinite(mean := row.get("rollout/ep_rew_mean", math.nan)):
+        self._of_completions |= "reward" in row
+        if math.isfinite(mean := row.get("reward" if self._of_completions else "rollout/ep_rew_mean", math.nan)):
             self._returns.append(mean)
         values = {m.name: row[m.key] for m in self.metrics if m.key in row}
         if math.isnan(values.get("explained_variance", 0.0)):
@@ -215,13 +223,19 @@ class Diagnosis:
             start = self._first.setdefault("noise", noise)
             if start > 0:
                 values["entropy_left"] = noise / start
+        self._spread = max(self._spread, values.get("advantage_std", 0.0))
+        if (bonus := values.get("ent_coef", 0.0)) > 0 and "entropy" in values and self._spread > 0:
+            gained = values["entropy"] - self._first.setdefault("entropy", values["entropy"])
+            values["bonus_gain"] = bonus * gained / self._spread
         if (scale := values.get("reward_scale", 0.0)) > 0:
             values["reward_growth"] = scale / self._first.setdefault("reward_scale", scale)
         return values
 
     def _taught_otherwise(self, name: str, row: Row) -> bool:
         hybrid = self.settings.get("value_head", "train/value_loss" in row)
-        return bool(hybrid) or (name == "small_groups" and self.settings.get("baseline") == "moving_average")
+        return bool(hybrid or self.settings.get("baseline") == "regression") or (
+            name == "small_groups" and self.settings.get("baseline") == "moving_average"
+        )
 
     def _risen(self) -> bool:
         """The mean return has risen since the start, by more than half of all that it has moved."""
@@ -327,6 +341,10 @@ class HealthMonitor(BaseCallback):
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
+        if not (say is None or callable(say)):
+            raise ConfigError(f"say={say!r:.80}: expected a function that takes a line, such as print")
+        if not isinstance(history, Iterable) or isinstance(history, str):
+            raise ConfigError(f"history={history!r:.80}: expected rows of a log, dicts of numbers")
         self.diagnosis = Diagnosis({}, ranges or {}, patience)
         self.say = say
         self._history = list(history)
@@ -347,12 +365,12 @@ class HealthMonitor(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        row = self._logged("train/") | self._logged("completions/")
+        row = self._logged("train/", "completions/", "reward")
         row |= {f"health/{name}": value for name, value in self._measure().items()}
         row["rollout/ep_rew_mean"] = float(safe_mean([episode["r"] for episode in self.model.ep_info_buffer or []]))
         self._judge(row)
         values = self.diagnosis.values[-1]
-        names = ("entropy", "entropy_left", "reward_growth")
+        names = ("entropy", "entropy_left", "bonus_gain", "reward_growth")
         row |= {f"health/{name}": values[name] for name in names if name in values}
         for key, value in row.items():
             if key.startswith("health/"):
@@ -363,16 +381,18 @@ class HealthMonitor(BaseCallback):
         if row := self._logged("train/"):
             self._judge(row)
 
-    def _logged(self, prefix: str) -> dict[str, float]:
+    def _logged(self, *prefixes: str) -> dict[str, float]:
         logged = self.logger.name_to_value
-        return {key: float(value) for key, value in logged.items() if key.startswith(prefix) and _is_number(value)}
+        return {key: float(value) for key, value in logged.items() if key.startswith(prefixes) and _is_number(value)}
 
     def _measure(self) -> dict[str, float]:
         rollout: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         figures = {}
         if isinstance(rollout, GroupBuffer):
-            figures = health_metrics(rollout, self.model.gamma, self.model.scale)  # type: ignore[attr-defined]
-            if self.model.group_size == 1:  # type: ignore[attr-defined]
+            model: Any = self.model
+            unit = float(model.reward_scale.unit()) if model.normalize_reward else 1.0
+            figures = health_metrics(rollout, model.gamma, model.scale, unit)
+            if model.group_size == 1:
                 figures = {name: value for name, value in figures.items() if name in UNGROUPED}
         else:
             advantages, scale = th.as_tensor(rollout.advantages), getattr(self.model, "normalize_advantage", False)
@@ -407,7 +427,8 @@ def settings_of(model: BaseAlgorithm) -> dict[str, Any]:
     if "advantage_scale" in settings:
         settings["advantage_scale"] = model.scale  # type: ignore[attr-defined]
     of_tokens = isinstance(getattr(model, "rollout_buffer", None), TokenBuffer)
-    settings.pop("normalize_reward" if of_tokens else "mask_truncated", None)
+    if of_tokens:
+        settings.pop("normalize_reward", None)
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None and normalizer.norm_reward and "normalize_reward" in settings:
         settings["normalize_reward"] = True

@@ -83,6 +83,10 @@ class ReturnScale(RunningNorm):
     def __init__(self, eps: float = 1e-8, clip: float = 10.0) -> None:
         super().__init__((), clip=clip, eps=eps)
 
+    def unit(self) -> Tensor:
+        """How much reward a scaled reward of 1 is, but for the clipping: scalar float64, 1 where nothing was seen."""
+        return th.where(self.count > 0, (self.var + self.eps).sqrt(), 1.0)
+
     def forward(self, rewards: Tensor) -> Tensor:
         """Scaled rewards, float32; the rewards themselves as long as nothing was seen."""
         scaled = (rewards / (self.var + self.eps).sqrt()).clamp(-self.clip, self.clip)

@@ -23,16 +23,23 @@ def clipped_surrogate(
     clip_range: float,
     clip_range_high: float | None = None,
     delta: float | None = None,
+    centre: Tensor | None = None,
 ) -> Tensor:
     """−min(ρ·A, clip(ρ, 1 − clip_range, 1 + clip_range_high)·A): PPO's loss (arXiv 1707.06347), per row (M,).
 
     `clip_range_high` is `clip_range` when None; a higher one is DAPO's clip-higher (arXiv 2503.14476). `delta` bounds
     the unclipped side too, −min(min(ρ, δ)·A, …): without it a bad token that has become likely pulls without limit.
+    With `centre` (M,), q, the range is q − clip_range … q + clip_range_high: it lies about where the policy was before
+    this update, if an older one took the step (generalised clipping, GePPO, Queeney et al. 2021, arXiv 2111.00072).
     """
     ratio = (logp - old_logp).exp()
     high = clip_range if clip_range_high is None else clip_range_high
     bounded = ratio if delta is None else ratio.clamp(max=delta)
-    return -th.min(bounded * advantage, ratio.clamp(1 - clip_range, 1 + high) * advantage)
+    if centre is None:
+        clipped = ratio.clamp(1 - clip_range, 1 + high)
+    else:
+        clipped = ratio.maximum(centre - clip_range).minimum(centre + high)
+    return -th.min(bounded * advantage, clipped * advantage)
 
 
 def cispo_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor, ratio_max: float) -> Tensor:
@@ -67,12 +74,14 @@ def segment_log_ratio(logp: Tensor, old_logp: Tensor, segment: Tensor, mean: boo
 
 # --- losses by name ---------------------------------------------------------------------------------------------------
 class Clipping(NamedTuple):
-    """What a loss may need beside the rows: ε, ε_high (None: ε), δ (None: ∞), and the rows' segments (M,)."""
+    """What a loss may need beside the rows: ε, ε_high (None: ε), δ (None: ∞), the rows' segments (M,), and what ρ is
+    clipped about (M,) (None: 1)."""
 
     low: float
     high: float | None = None
     delta: float | None = None
     segment: Tensor | None = None
+    centre: Tensor | None = None
 
 
 Aggregation = Literal["mean", "row_mean", "rollout_mean", "constant"]
@@ -87,7 +96,7 @@ class Loss(NamedTuple):
 
 
 def _clipped(logp: Tensor, old_logp: Tensor, advantage: Tensor, clipping: Clipping) -> Tensor:
-    return clipped_surrogate(logp, old_logp, advantage, clipping.low, clipping.high, clipping.delta)
+    return clipped_surrogate(logp, old_logp, advantage, clipping.low, clipping.high, clipping.delta, clipping.centre)
 
 
 def _of_segments(mean: bool) -> Callable[[Tensor, Tensor, Tensor, Clipping], Tensor]:
@@ -207,9 +216,13 @@ another divergence, KL(ref‖π); "k2" (on policy) and "unbiased" (anywhere) hav
 
 # --- diagnostics ------------------------------------------------------------------------------------------------------
 @th.no_grad()
-def approx_kl(logp: Tensor, old_logp: Tensor) -> Tensor:
-    """mean((ρ − 1) − log ρ) over the rows: SB3's estimate of KL(π_old‖π) from samples of π_old. Scalar, no gradient."""
-    return kl_k3(old_logp, logp).mean()
+def approx_kl(logp: Tensor, old_logp: Tensor, weight: Tensor | None = None) -> Tensor:
+    """mean((ρ − 1) − log ρ) over the rows: SB3's estimate of KL(π_old‖π) from samples of π_old. Scalar, no gradient.
+
+    Samples of another policy μ need `weight` (M,), proportional to π_old/μ: the mean is then weighted by it.
+    """
+    kl = kl_k3(old_logp, logp)
+    return kl.mean() if weight is None else (weight * kl).sum() / weight.sum()
 
 
 @th.no_grad()
@@ -220,14 +233,15 @@ def clip_fraction(
     *,
     advantage: Tensor | None = None,
     clip_range_high: float | None = None,
+    centre: Tensor | float = 1.0,
 ) -> Tensor:
-    """Share of rows whose ratio left the clip range, weighted by `weight` (equal when None). Scalar, no gradient.
+    """Share of rows whose ratio left the clip range about `centre`, weighted by `weight` (equal when None). Scalar.
 
     Without `advantage` this is SB3's number, |ρ − 1| > ε. With it, only active clips count, those that stop the
     gradient: ρ below the range with A < 0, or above it with A > 0.
     """
     high = clip_range if clip_range_high is None else clip_range_high
-    below, above = ratio < 1 - clip_range, ratio > 1 + high
+    below, above = ratio < centre - clip_range, ratio > centre + high
     if advantage is not None:
         below, above = below & (advantage < 0), above & (advantage > 0)
     clipped = (below | above).float()

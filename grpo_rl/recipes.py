@@ -217,7 +217,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     """What the file of a recipe holds, unchecked; its code references hold absolute paths, its name is the file's."""
     path = find(name)
     data = read_yaml(path)
-    return {"name": path.stem} | {key: _anchor(value, path.parent) for key, value in data.items()}
+    return {"name": path.stem} | {key: anchor(value, path.parent) for key, value in data.items()}
 
 
 def make_recipe(
@@ -248,7 +248,7 @@ def _make_recipe(data: Mapping[str, Any], source: str, folder: Path, overrides: 
     environment = data.get("environment")
     if isinstance(environment, str):
         path = find(environment if environment in names("envs") else folder / environment, "envs")
-        data["environment"] = _anchor(read_yaml(path), path.parent)
+        data["environment"] = anchor(read_yaml(path), path.parent)
     for key in SECTIONS:
         section = data.get(key)
         if section is not None and not isinstance(section, Mapping):
@@ -256,16 +256,16 @@ def _make_recipe(data: Mapping[str, Any], source: str, folder: Path, overrides: 
         for name in section or {}:
             if not isinstance(name, str):
                 raise ConfigError(f"{source}, {key}: expected names of settings, got {name!r}")
-        data[key] = _anchor(section or {}, folder)
+        data[key] = anchor(section or {}, folder)
     changes = dict(_parse_override(text) for text in overrides)
     for dotted, value in changes.items():
         section, *keys = dotted.split(".")
-        data[section] = merge(data[section], _nest(keys, _anchor(value, Path.cwd())))
+        data[section] = merge(data[section], _nest(keys, anchor(value, Path.cwd())))
 
     def where(section: str, key: str) -> str:
         return "command line" if any(f"{dotted}.".startswith(f"{section}.{key}.") for dotted in changes) else source
 
-    class_ = _anchor(data.get("class", "GRPO"), folder)
+    class_ = anchor(data.get("class", "GRPO"), folder)
     sections = {}
     for section, kind in {"training": Training, "environment": Environment, "resources": Resources}.items():
         hints = typing.get_type_hints(kind)
@@ -539,14 +539,14 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*", value) is not None
 
 
-def _anchor(value: Any, folder: Path) -> Any:
+def anchor(value: Any, folder: Path) -> Any:
     """`value` with the paths of all `file.py:Name` in it made absolute."""
     if _is_code(value) and ".py:" in value:
         place, _, name = value.rpartition(":")
         return f"{(folder / place).resolve()}:{name}"
     if isinstance(value, Mapping):
-        return {key: _anchor(item, folder) for key, item in value.items()}
-    return [_anchor(item, folder) for item in value] if isinstance(value, list) else value
+        return {key: anchor(item, folder) for key, item in value.items()}
+    return [anchor(item, folder) for item in value] if isinstance(value, list) else value
 
 
 def _is_file(path: Path) -> bool:

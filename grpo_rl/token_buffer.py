@@ -16,14 +16,16 @@ from grpo_rl.types import Batch
 
 
 class TokenBuffer(GroupBuffer):
-    """Completions of one rollout, sampled by one policy.
+    """Completions of one rollout, sampled by one policy; a conversation's turns are one column.
 
-    Attributes, beside those of `GroupBuffer` (rewards: the completion's at its last token; age: the token's number;
-    alive: False, what a cut completion was given is all there is):
+    Attributes, beside those of `GroupBuffer` (rewards: a turn's at its last token; age: the token's number; alive:
+    False, what a cut completion was given is all there is):
         prompts: P lists of ids; prompt_of: (N,) int64, whose prompt a completion answers.
         tokens: N lists of ids that follow the prompt, an env's own words included.
         trained: N lists of bool, which of them the policy chose: from lengths, never from ids.
         entropies: (T, N) float32, of the distribution that each token was sampled from.
+        turn: (T, N) int64, in which of its turns a token was chosen, from 0; the last one's number where mask is False.
+        outcome: (N,) float32, all that a conversation was given; 0 if not scored.
         lengths: (N,) int64, tokens chosen. truncated: (N,) bool, cut at the limit of tokens.
         reward_matrix: (N, K) float64, NaN where a reward function gave None. scored: (N,) bool, one of K gave a number.
         kept: (N,) bool, False for completions left out of the update. silent: (N,) bool, those with weight 0 in it.
@@ -35,6 +37,8 @@ class TokenBuffer(GroupBuffer):
     tokens: list[list[int]]
     trained: list[list[bool]]
     entropies: np.ndarray
+    turn: np.ndarray
+    outcome: np.ndarray
     lengths: np.ndarray
     truncated: np.ndarray
     reward_matrix: np.ndarray
@@ -59,8 +63,14 @@ class TokenBuffer(GroupBuffer):
         group: Sequence[int],
         rewards: np.ndarray,
         reward_matrix: np.ndarray,
+        turns: Sequence[Sequence[int]],
+        turn_rewards: Sequence[Sequence[float]],
     ) -> None:
-        """Takes N completions: lists over them, and `rewards` (N,) float, NaN for one that no function has scored."""
+        """Takes N completions: lists over them, and `rewards` (N,) float, NaN for one that no function has scored.
+
+        `turns` has the tokens chosen in each turn, `turn_rewards` what the env gave after it; what `rewards` has beyond
+        their sum came at the end.
+        """
         self.prompts, self.prompt_of = [list(ids) for ids in prompts], np.asarray(prompt_of, np.int64)
         self.tokens, self.trained = tokens, trained
         self.lengths = np.array([len(lp) for lp in log_probs], np.int64)
@@ -74,7 +84,15 @@ class TokenBuffer(GroupBuffer):
         self.alive = np.zeros((steps, columns), bool)
         self.discounted = np.zeros((steps, columns))
         self.group = np.repeat(np.asarray(group, np.int64)[None], steps, axis=0)
-        self.rewards = np.where(self.mask & self.ends, np.where(self.scored, rewards, 0.0), 0.0).astype(np.float32)
+        self.outcome = np.where(self.scored, rewards, 0.0).astype(np.float32)
+        self.rewards, self.turn = np.zeros((steps, columns), np.float32), np.zeros((steps, columns), np.int64)
+        for n, (tokens_of, given) in enumerate(zip(turns, turn_rewards, strict=True)):
+            ends = np.cumsum(tokens_of)
+            self.turn[:, n] = np.minimum(np.searchsorted(ends, self.age[:, n], side="right"), len(ends) - 1)
+            if self.scored[n] and self.lengths[n]:
+                earlier = np.asarray(given[:-1], np.float64)
+                self.rewards[ends[:-1] - 1, n] = earlier
+                self.rewards[ends[-1] - 1, n] = rewards[n] - earlier.sum()
         self.log_probs, self.entropies = self._columns(log_probs), self._columns(entropies)
         self.actions = np.zeros((steps, columns), np.int64)
         for n, (ids, chosen) in enumerate(zip(tokens, trained, strict=True)):
@@ -90,14 +108,41 @@ class TokenBuffer(GroupBuffer):
 
     # --- comparing completions ----------------------------------------------------------------------------------------
 
-    def outcomes(self, returns: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor, th.Tensor, th.Tensor]:
-        """Returns, ends, group, age and mask (1, N): one number for each completion, False in `mask` if not scored."""
-        age, ends = th.zeros_like(returns[:1], dtype=th.long), th.ones_like(returns[:1], dtype=th.bool)
-        return returns[:1], ends, self.tensor(self.group[:1]), age, self.tensor(self.scored[None] & (self.lengths > 0))
+    def outcomes(
+        self, returns: th.Tensor, by_turn: bool
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor, th.Tensor, th.Tensor]:
+        """One number for each completion, or for each turn of a conversation, to be compared with those of its group.
+
+        By turn a member is compared with those that are as far, by what each earns from there on: what came before, and
+        those that are through, tell nothing of what it says there.
+
+        Args:
+            returns: (T, N) reward-to-go.
+            by_turn: Compare by turn; else by the whole.
+
+        Returns:
+            Returns, lengths (tokens from there on), group, age (the turn) and mask (U, N), U turns or 1. The mask is
+            False for turns that there were not, and if not scored.
+        """
+        columns = np.arange(len(self.lengths))
+        rows = [np.zeros(len(columns), np.int64)]
+        there = [self.lengths > 0]
+        for turn in range(1, int(self.turn.max(initial=0)) + 1 if by_turn else 1):
+            there.append(((self.turn == turn) & self.mask).any(axis=0))
+            rows.append((self.turn >= turn).argmax(axis=0))
+        first, age = np.stack(rows), np.repeat(np.arange(len(rows))[:, None], len(columns), axis=1)
+        return (
+            returns.gather(0, self.tensor(first)),
+            self.tensor(self.lengths - first),
+            self.tensor(np.repeat(self.group[:1], len(rows), axis=0)),
+            self.tensor(age),
+            self.tensor(np.stack(there) & self.scored),
+        )
 
     def spread(self, outcomes: th.Tensor) -> th.Tensor:
-        """(1, N) → (T, N): what a completion is worth, at each of its tokens."""
-        return outcomes * self.tensor(self.mask)
+        """(U, N) → (T, N): what a completion, or a turn, is worth, at each of its tokens."""
+        turn = self.tensor(self.turn).clamp(max=len(outcomes) - 1)
+        return outcomes.gather(0, turn) * self.tensor(self.mask)
 
     def choose(self, tied_groups: str, mask_truncated: bool, entropy_quantile: float) -> None:
         """Which completions the update uses, and at which tokens.
@@ -120,7 +165,7 @@ class TokenBuffer(GroupBuffer):
 
     def tied(self) -> np.ndarray:
         """(N,) bool: all scored members of the completion's group got the same reward."""
-        return tied_members(self.group[0], self.rewards.sum(axis=0), self.scored)
+        return tied_members(self.group[0], self.outcome, self.scored)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

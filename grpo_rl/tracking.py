@@ -89,6 +89,8 @@ def log_update(model: GRPO, metrics: list[dict[str, th.Tensor]], clip_range: flo
         model.logger.record("train/explained_variance", explained)
     if hasattr(model.policy, "log_std"):
         model.logger.record("train/std", model.policy.log_std.exp().mean().item())
+    if model.loss_scale:
+        model.logger.record("train/loss_scale", model.loss_scale["scale"])
     model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")
     model.logger.record("train/clip_range", clip_range)
     if model.clip_range_vf is not None:

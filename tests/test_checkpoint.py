@@ -1,6 +1,7 @@
 """A run that was stopped and goes on is the run that was never stopped, to the bit; its file is whole or refused."""
 
 import copy
+import decimal
 import json
 import pickle
 import random
@@ -99,6 +100,18 @@ MODELS = {
         learning_rate=LinearSchedule(1e-3, 0.0),
         clip_range=LinearSchedule(0.3, 0.1),
     ),
+    "regression": hopper(baseline="regression", normalize_obs=True, normalize_reward=True, fork_prob=0.5),
+    "old rollouts, priorities": hopper(
+        value_head=True,
+        normalize_obs=True,
+        normalize_reward=True,
+        fork_prob=0.5,
+        reuse=3,
+        priority=0.5,
+        priority_beta=LinearSchedule(0.4, 1.0),
+    ),
+    "old rollouts, episodes": cartpole(reuse=2),
+    "old rollouts, regression": hopper(baseline="regression", reuse=3, kl_coef=0.1, reference_every=2),
     "windows, fresh starts": hopper(reset_prob=0.5, fork_prob=0.5),
     "reference policy": hopper(kl_coef=0.1, reference_every=2),
     "trust region": hopper(trust_region="learning_rate", target_kl=0.001),
@@ -263,7 +276,7 @@ def test_a_stop_in_the_first_rollout_leaves_a_checkpoint_all_the_same(tmp_path):
 
 
 class Dice(gym.Env):
-    """Its rewards come from generators of Python's and torch's, its observations from a space; r3 has no form."""
+    """Its rewards come from generators of Python, torch and NumPy, its observations from a space; `odd` has no form."""
 
     def __init__(self, odd=False):
         self.observation_space, self.action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
@@ -273,15 +286,18 @@ class Dice(gym.Env):
         super().reset(seed=seed)
         number = int(self.np_random.integers(2**31))
         self.r, self.r2, self.t = random.Random(number), th.Generator().manual_seed(number), 0
-        self.r.gauss(0, 1)  # the second of a pair is kept
+        self.r3 = np.random.RandomState(number)
+        self.r.gauss(0, 1), self.r3.standard_normal()  # the second of a pair is kept
         if self.odd:
-            self.r3 = np.random.RandomState(number)
+            self.r4 = decimal.Decimal(number)
         self.observation_space.seed(number)
         return self.observation_space.sample(), {}
 
     def step(self, action):
         self.t += 1
-        reward = float(action) * (self.r.gauss(0, 1) + float(th.rand((), generator=self.r2)))
+        reward = float(action) * (
+            self.r.gauss(0, 1) + float(th.rand((), generator=self.r2)) + self.r3.standard_normal()
+        )
         return self.observation_space.sample(), reward, self.t == 9, False, {}
 
 
@@ -306,13 +322,13 @@ def test_generators_and_spaces_of_an_env_of_ones_own(env, tmp_path):
     assert said == []
 
 
-@pytest.mark.parametrize(("env", "where"), [(Dice, "Dice.r3"), (OwnDice, "the snapshot of OwnDice.r3")])
+@pytest.mark.parametrize(("env", "where"), [(Dice, "Dice.r4"), (OwnDice, "the snapshot of OwnDice.r4")])
 def test_what_has_no_form_is_named_as_its_author_knows_it(env, where, tmp_path):
     build, said = cartpole(lambda: make_group_env(lambda: env(odd=True), 1, 4, seed=3), group_kind="window"), []
     save_checkpoint(build().learn(1), tmp_path / "x")
     load_checkpoint(build(), tmp_path / "x", said.append)
     assert said == [
-        f"the run goes on from a seeded reset, not bit for bit: {where} is a numpy.random.mtrand.RandomState, which a"
+        f"the run goes on from a seeded reset, not bit for bit: {where} is a decimal.Decimal, which a"
         " checkpoint cannot hold: keep numbers, text, arrays and generators instead, or give the env get_snapshot() and"
         " set_snapshot(state) with these"
     ]

@@ -118,6 +118,21 @@ def test_a_generator_goes_on_where_it_was(kind):
     assert found.random() == generator.random()
 
 
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
+def test_numpys_former_generator_goes_on_where_it_was(kind):
+    generator = np.random.RandomState(kind(3))
+    generator.standard_normal()  # the second of a pair is kept
+    found = again(generator)
+    assert type(found) is np.random.RandomState
+    assert np.array_equal(found.standard_normal(700), generator.standard_normal(700)), "beyond its 624 words"
+    assert np.array_equal(found.randint(10, size=5), generator.randint(10, size=5))
+
+
+def test_numpys_global_generator_is_no_part_of_an_env():
+    with pytest.raises(NoCodec, match=r"np_random is a numpy\.random\.mtrand\.RandomState"):
+        encode({"np_random": np.random.mtrand._rand})
+
+
 class Colour(enum.Enum):
     RED = 1
 
@@ -216,6 +231,8 @@ def test_an_env_goes_on_exactly_from_a_snapshot_that_was_written(env_id):
         '{"$record": "Snapshot", "fields": [1]}',
         '{"$rng": {"bit_generator": "Generator"}}',
         '{"$rng": {"bit_generator": "PCG64", "state": {"state": -1, "inc": 1}}}',
+        '{"$random_state": {"bit_generator": "MT19937", "state": {"key": [1, 2], "pos": 1}}}',
+        '{"$random_state": {"bit_generator": "MT19937", "state": {"pos": 625}, "has_gauss": 0, "gauss": 0.0}}',
         '{"$handle": "os:system"}',
         '{"$enum": "os:system", "member": "x"}',
         '{"$enum": "re:RegexFlag", "member": "x"}',

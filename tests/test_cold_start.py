@@ -26,7 +26,7 @@ class Rollouts(BaseCallback):
         buffer, model = self.model.rollout_buffer, self.model
         rewards, ends = buffer.tensor(buffer.rewards), buffer.tensor(buffer.ends)
         with th.no_grad():
-            tails = model._tails(buffer, rewards)
+            tails = model._values(buffer, rewards)[1]
         expected = gae(rewards, buffer.tensor(buffer.values), ends, tails, model.gamma, model.gae_lambda)[0]
         same = (expected == buffer.advantages)[buffer.tensor(buffer.mask)]
         self.rows.append((self.start, model._sampler.forks, same.float().mean().item()))

@@ -146,7 +146,7 @@ def test_the_tables_of_a_page_are_current(name):
     assert load_object(f"{script}:written")() == table, f"run python docs/{script.name} --tables-only"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/critic-free-or-hybrid.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/critic-free-or-hybrid.md", "docs/text.md", "docs/from-trl.md"])
 def test_the_results_on_a_page_are_current(name):
     script = ROOT / "docs" / "make_results.py"
     shown = load_object(f"{script}:MARKERS").search((ROOT / name).read_text(encoding="utf-8"))

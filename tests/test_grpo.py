@@ -4,6 +4,7 @@ test_sb3_contract.py; which steps make a group is in sampling/test_steps.py."""
 from __future__ import annotations
 
 import copy
+import math
 import re
 import warnings
 from collections import defaultdict
@@ -77,6 +78,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mean": {"baseline": "mean", "advantage_scale": "none"},
     "weighted": {"baseline": "weighted", "compression": "layer_norm"},
     "moving average": {"baseline": "moving_average", "compression": "tanh"},
+    "regression": {"baseline": "regression", "normalize_obs": True, "normalize_reward": True},
     "discounted baseline": {"baseline_discount": 0.9, "normalize_obs": True, "normalize_reward": True},
 }
 
@@ -1011,12 +1013,52 @@ def test_the_age_discount_weighs_each_step_by_the_steps_since_its_root() -> None
         ({"clip_range": -0.1}, "clip_range=-0.1: expected a positive number"),
         ({"target_kl": -1.0}, "target_kl=-1.0 is outside"),
         ({"n_steps": -5}, "n_steps=-5"),
+        ({"n_steps": "x"}, "n_steps='x': expected a whole number, or None"),
+        ({"gamma": None}, "gamma=None: expected a number"),
+        ({"ent_coef": "auto"}, "ent_coef='auto': expected a number"),
+        ({"kl_coef": "x"}, "kl_coef='x': expected a number"),
+        ({"clip_range": float("nan")}, "clip_range=nan: expected a positive number"),
+        ({"max_grad_norm": -1}, r"max_grad_norm=-1 is outside \[0, inf\]"),
+        ({"policy_kwargs": 5}, "policy_kwargs: expected a dict, got 5"),
+        ({"policy_kwargs": {"net_arc": [8]}}, 'MlpPolicy has no "net_arc": did you mean "net_arch"'),
+        ({"policy_kwargs": {"activation_fn": "tanh"}}, "build no MlpPolicy: TypeError: 'str' object is not callable"),
+        ({"auxiliary_losses": [1]}, r"auxiliary_losses: expected a dict, name -> \(function, weight\), got \[1\]"),
+        ({"auxiliary_losses": {"a": (len, "x")}}, r"weight of auxiliary_losses\['a'\]='x': expected a number"),
         ({"auxiliary_losses": {"a": 3}}, r"auxiliary_losses\['a'\]: expected \(function"),
     ],
 )
 def test_bad_numbers_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GRPO("MlpPolicy", Unknown(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda policy, batch: th.zeros(3), r"a tensor of shape \(3,\)"),
+        (lambda policy, batch: th.zeros(len(batch.weight), 1), r"a tensor of shape \(\d+, 1\)"),
+        (lambda policy, batch: None, "None"),
+        (lambda policy, batch: 1.0, r"1\.0"),
+    ],
+)
+def test_an_auxiliary_loss_is_one_number_a_row_or_one(loss: Any, got: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"auxiliary_losses\['a'\]: expected a tensor of one loss per row, .* got {got}"
+    ):
+        grpo(auxiliary_losses={"a": (loss, 1.0)}).learn(64)
+
+
+@pytest.mark.parametrize("steps", [-5, math.nan, math.inf, "5", None])
+def test_learn_wants_a_number_of_steps(steps: Any) -> None:
+    with pytest.raises(ConfigError, match=r"total_timesteps=.*: expected a number of env steps"):
+        grpo().learn(steps)
+
+
+def test_learn_of_no_steps_trains_nothing_as_in_sb3() -> None:
+    model = grpo()
+    before = parameters(model)
+    assert model.learn(0) is model and model.num_timesteps == 0
+    assert th.equal(parameters(model), before)
 
 
 def test_groups_by_seed_are_groups_of_episodes() -> None:

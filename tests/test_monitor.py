@@ -183,6 +183,7 @@ def test_groups_are_not_judged_where_values_teach_or_a_moving_average_does() -> 
     assert names(log) == ["tied_groups", "small_groups"]
     assert names(log, value_head=True) == []
     assert names(log, value_head=False, baseline="moving_average") == ["tied_groups"]
+    assert names(log, value_head=False, baseline="regression") == []
     assert names([row | {"train/value_loss": 0.1} for row in log]) == [], "without settings, the log tells"
 
 
@@ -383,6 +384,29 @@ def test_exploding_rewards(settings: dict[str, Any]) -> None:
         assert watched(agent_on(Noisy, **settings), 4000, Growing())[0] == ["exploding_rewards"]
     finally:
         Noisy.factor = 1.0
+
+
+@pytest.mark.parametrize("settings", [{}, {"value_head": True}])
+def test_the_first_cure_of_exploding_rewards_ends_them(settings: dict[str, Any]) -> None:
+    def found(steps: int, **more: Any) -> list[Any]:
+        try:
+            return watched(agent_on(Noisy, **settings, **more), steps, Growing())[1].findings
+        finally:
+            Noisy.factor = 1.0
+
+    (exploding,) = found(2500)
+    assert exploding.name == "exploding_rewards" and exploding.cures == ["normalize_reward=True"]
+    assert found(2500, normalize_reward=True) == []
+
+
+def test_rewards_are_judged_as_they_reach_the_returns() -> None:
+    agent = agent_on(Noisy, normalize_reward=True)
+    log = Rows()
+    agent.learn(300, callback=[HealthMonitor(), log])
+    rollout, last = agent.rollout_buffer, log.rows[-1]
+    largest = float(np.abs(rollout.rewards[rollout.mask]).max())
+    assert last["health/reward_scale"] == pytest.approx(largest / float(agent.reward_scale.unit()))
+    assert last["health/reward_scale"] != pytest.approx(largest)
 
 
 def test_tied_groups() -> None:

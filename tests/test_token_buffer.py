@@ -34,6 +34,8 @@ def filled(rewards: Any = (1.0, 0.0, 2.0, np.nan), **changes: Any) -> TokenBuffe
         "group": [7, 7, 8, 8],
         "rewards": np.array(rewards),
         "reward_matrix": np.array(rewards)[:, None],
+        "turns": [[1], [3], [1, 1], [2]],
+        "turn_rewards": [[0.0], [0.0], [0.5, 0.0], [0.0]],
     }
     buffer.fill(**settings | changes)
     buffer.advantages = buffer.tensor(buffer.actions).float() * buffer.tensor(buffer.mask)
@@ -45,7 +47,7 @@ def test_a_column_is_a_completion_and_a_step_one_of_its_own_tokens() -> None:
     assert len(buffer) == 3 and buffer.lengths.tolist() == LENGTHS
     assert buffer.mask.T.tolist() == [[True, False, False], [True] * 3, [True, True, False], [True, True, False]]
     assert buffer.actions.T.tolist() == [[11, 0, 0], [12, 13, 14], [15, 16, 0], [17, 18, 0]]
-    assert buffer.rewards.T.tolist() == [[1, 0, 0], [0, 0, 0], [0, 2, 0], [0, 0, 0]]
+    assert buffer.rewards.T.tolist() == [[1, 0, 0], [0, 0, 0], [0.5, 1.5, 0], [0, 0, 0]]
     assert buffer.scored.tolist() == [True, True, True, False]
     assert (buffer.log_probs == -buffer.actions).all()
     assert buffer.group[0].tolist() == [7, 7, 8, 8]
@@ -162,4 +164,19 @@ def test_a_completion_without_tokens_takes_no_part() -> None:
     log_probs = [none, *(np.zeros(n, np.float32) for n in LENGTHS[1:])]
     buffer = filled(tokens=tokens, trained=trained, log_probs=log_probs, entropies=log_probs)
     assert len(next(buffer.get()).actions) == 7
-    assert buffer.outcomes(buffer.tensor(buffer.rewards))[4].tolist() == [[False, True, True, False]]
+    assert buffer.outcomes(buffer.tensor(buffer.rewards), by_turn=False)[4].tolist() == [[False, True, True, False]]
+
+
+def test_outcomes_by_turn_by_hand() -> None:
+    """The third conversation has two turns of a token each: 0.5 after the first, 1.5 after the second."""
+    buffer = filled()
+    assert buffer.turn.T.tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0]]
+    assert buffer.outcome.tolist() == [1, 0, 2, 0]
+    to_go = buffer.tensor(buffer.rewards).flip(0).cumsum(0).flip(0)
+    returns, lengths, group, age, mask = buffer.outcomes(to_go, by_turn=True)
+    assert mask.tolist() == [[True, True, True, False], [False, False, True, False]]
+    assert returns[mask].tolist() == [1, 0, 2, 1.5] and lengths[mask].tolist() == [1, 3, 2, 1]
+    assert group.tolist() == [[7, 7, 8, 8]] * 2 and age.tolist() == [[0] * 4, [1] * 4]
+    values = th.tensor([[1.0, 2, 3, 4], [10, 20, 30, 40]])
+    assert buffer.spread(values).T.tolist() == [[1, 0, 0], [2, 2, 2], [3, 30, 0], [4, 4, 0]]
+    assert buffer.spread(values[:1]).T.tolist() == [[1, 0, 0], [2, 2, 2], [3, 3, 0], [4, 4, 0]]

@@ -82,7 +82,7 @@ def resume(
     go_on = GoOn(load(model, Path(path), say), Path(path))
     given = callback if isinstance(callback, list) else [] if callback is None else [callback]
     total = model._total_timesteps if total_timesteps is None else int(total_timesteps)
-    return model.learn(total - model.num_timesteps, [go_on, *given], reset_num_timesteps=False, **learn)
+    return model.learn(max(total - model.num_timesteps, 0), [go_on, *given], reset_num_timesteps=False, **learn)
 
 
 def checkpoint_steps(path: str | Path) -> int:

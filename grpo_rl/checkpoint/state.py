@@ -28,14 +28,14 @@ _BUILT = frozenset(
     " _num_timesteps_at_start _stats_window_size _auto_n_steps groups _sampler".split()
 )
 _PARTS: dict[str, type] = dict.fromkeys("settings attributes parameters noise random log left_out".split(), dict)
-_PARTS |= dict.fromkeys("normalizer curriculum sampler env".split(), object) | {"resets": bool, "reason": str}
+_PARTS |= dict.fromkeys("normalizer curriculum sampler replay env".split(), object) | {"resets": bool, "reason": str}
 """What a checkpoint's tree has, and of which types."""
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
 def read_model(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """The state tree of a model, between two iterations."""
-    sampler, curriculum = getattr(model, "_sampler", None), getattr(model, "curriculum", None)
+    sampler, curriculum, replay = (getattr(model, name, None) for name in ("_sampler", "curriculum", "replay"))
     attributes = {name: value for name, value in _attributes(model).items() if not isinstance(value, _CODE)}
     tree: dict[str, Any] = {
         "settings": _settings(model),
@@ -47,6 +47,7 @@ def read_model(model: OnPolicyAlgorithm) -> dict[str, Any]:
         "normalizer": _read_normalizer(model),
         "curriculum": None if curriculum is None else curriculum.state(),
         "sampler": None if sampler is None else sampler.state(),
+        "replay": None if replay is None else replay.state(),
         "env": None,
         "resets": sampler is not None and sampler.plan.resets,
         "reason": "",
@@ -73,6 +74,8 @@ def write_model(model: OnPolicyAlgorithm, tree: dict[str, Any], path: Path) -> N
         _write_log(model, tree["log"])
         if tree["curriculum"] is not None:
             model.curriculum.set_state(tree["curriculum"])  # type: ignore[attr-defined]
+        if tree.get("replay") is not None:
+            model.replay.set_state(tree["replay"], model.rollout_buffer)  # type: ignore[attr-defined]
         if tree["env"] is not None:
             _forker(model).set_state(tree["env"])
         if not is_exact(tree) or model._last_obs is None:
@@ -141,8 +144,10 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
         "number of envs": model.n_envs,
         "group size": getattr(model, "group_size", None),
         "kind of groups": None if groups is None else f"{groups.kind}, by {groups.means}",
+        "rollouts that train": None if getattr(model, "replay", None) is None else model.reuse,  # type: ignore[attr-defined]
         "VecNormalize": model._vec_normalize_env is not None,
         "curriculum": getattr(model, "curriculum", None) is not None,
+        "vocabulary of the tokenizer": getattr(model.policy, "vocabulary", None),
     }
 
 

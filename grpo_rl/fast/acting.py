@@ -100,7 +100,7 @@ def is_plain(policy: Any) -> bool:
     """Whether `policy` acts and evaluates as ours do, whatever its networks are. One that does it in its own way may do
     more than reckon (count, record), and is left to torch."""
     ours = all(getattr(type(policy), name, None) is getattr(ControlPolicy, name) for name in _METHODS)
-    return ours and not (policy._forward_hooks or policy._forward_pre_hooks)
+    return ours and policy.autocast is None and not (policy._forward_hooks or policy._forward_pre_hooks)
 
 
 def _arrays(obs: Obs) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ from grpo_rl.buffers import GroupBuffer
 from grpo_rl.fast.acting import is_plain
 from grpo_rl.fast.flat import FlatParameters
 from grpo_rl.fast.program import Untraceable, trace, untouched
+from grpo_rl.replay import Replay
 from grpo_rl.types import Batch
 
 TRACING_COST = 300
@@ -35,21 +36,23 @@ class TorchUpdate:
         self.parameters = list(model.policy.parameters())
 
     def minibatches(self) -> Iterator[Any]:
-        """One pass over the rollout, in a new order."""
-        return self.model.rollout_buffer.get(self.model.batch_size)
+        """One pass over the rows, in a new order."""
+        return self.model.rows.get(self.model.batch_size)
 
     def differentiate(self, minibatch: Any) -> dict[str, th.Tensor]:
         """Terms of the loss by name; its gradient is kept."""
         self.model.policy.optimizer.zero_grad()
         return self.model.differentiate(minibatch, self.clip_range)
 
-    def clip(self) -> th.Tensor:
-        """Clips the gradient; gives the norm that it had."""
-        return th.nn.utils.clip_grad_norm_(self.parameters, self.model.max_grad_norm)
+    def clip(self) -> dict[str, th.Tensor]:
+        """Clips the gradient; gives the norm that it had, for the log."""
+        precision = self.model._precision
+        precision.unscale(self.model.policy.optimizer)
+        return precision.verdict(th.nn.utils.clip_grad_norm_(self.parameters, self.model.max_grad_norm))
 
     def step(self) -> None:
         """Moves the parameters."""
-        self.model.policy.optimizer.step()
+        self.model._precision.step(self.model.policy.optimizer)
 
 
 class Program(NamedTuple):
@@ -86,7 +89,7 @@ class Programs:
         """One update: by numpy, where that goes."""
         model = self.model
         own_loss = self.own_loss and not {"loss", "differentiate"} & vars(model).keys()
-        if not (own_loss and type(model.rollout_buffer) is GroupBuffer and self._lay_out()):
+        if not (own_loss and type(model.rows) in (GroupBuffer, Replay) and self._lay_out()):
             return TorchUpdate(model, clip_range)
         assert self.flat is not None
         self.flat.begin()
@@ -109,23 +112,25 @@ class NumpyUpdate(TorchUpdate):
         if model.minibatches_seen[0] != self.settings:
             model.minibatches_seen = [self.settings, 0]
         self.agrees: bool | None = None  # whether numpy gave what torch gives; None: not compared yet
-        self.columns = _arrays(model.rollout_buffer.batch())
+        self.columns = _arrays(model.rows.batch())
         self.clip_value = np.array(clip_range)
         self.gradients: list[np.ndarray] | None = None
 
     def minibatches(self) -> Iterator[np.ndarray]:
-        yield from self.model.rollout_buffer.shuffled(self.model.batch_size)
+        yield from self.model.rows.shuffled(self.model.batch_size)
 
     def differentiate(self, minibatch: np.ndarray) -> dict[str, th.Tensor]:
         program = self._program(minibatch)
         if program is None:
             self.gradients = None
-            return super().differentiate(self.model.rollout_buffer.batch(minibatch))
+            return super().differentiate(self.model.rows.batch(minibatch))
         terms, self.gradients = self._run(program, minibatch)
         return dict(zip(program.names, th.from_numpy(terms).unbind(), strict=True))
 
-    def clip(self) -> th.Tensor:
-        return super().clip() if self.gradients is None else self.flat.clip(self.gradients, self.model.max_grad_norm)
+    def clip(self) -> dict[str, th.Tensor]:
+        if self.gradients is None:
+            return super().clip()
+        return {"grad_norm": self.flat.clip(self.gradients, self.model.max_grad_norm)}
 
     def step(self) -> None:
         if self.gradients is None:
@@ -135,7 +140,7 @@ class NumpyUpdate(TorchUpdate):
 
     def _run(self, program: Program, index: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Terms of the loss, and the gradient by parameters."""
-        weight = np.full(len(index), 1 / len(index), np.float32)
+        weight = self.model.rows.weights(index)
         columns = [weight if column is None else column.take(index, axis=0) for column in self.columns]
         with np.errstate(all="ignore"):  # torch does not warn either; what is not finite is noticed after the update
             values = program.run(*columns, self.clip_value)
@@ -156,7 +161,7 @@ class NumpyUpdate(TorchUpdate):
         with untouched(self.model.policy):
             if self.settings in self.programs:
                 return self._is_right(index)
-            batch, fewer = (self.model.rollout_buffer.batch(rows) for rows in (index, index[:-1]))
+            batch, fewer = (self.model.rows.batch(rows) for rows in (index, index[:-1]))
             self.programs[self.settings] = _trace_loss(self.model, batch, fewer, self.clip_range, self.parameters)
             return self._is_right(index) and self._is_right(index[:-1])
 
@@ -164,7 +169,7 @@ class NumpyUpdate(TorchUpdate):
         program, state = self.programs[self.settings], th.get_rng_state()
         if program is None:
             return False
-        loss, terms = self.model.loss(self.model.rollout_buffer.batch(index), self.clip_range)
+        loss, terms = self.model.loss(self.model.rows.batch(index), self.clip_range)
         expected = _gradient(loss, self.parameters)
         after = th.get_rng_state()
         th.set_rng_state(state)

@@ -59,15 +59,15 @@ def _attributes(env: VecEnv, name: str, indices: list[int] | None = None) -> lis
         return []
 
 
-def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_head: bool) -> Grouping:
+def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, bootstraps: bool) -> Grouping:
     """The best grouping that `env` allows.
 
     Args:
         env: the outermost vectorised env.
         group_size: G; 1 means no groups at all (plain PPO).
-        kind: "episode", "window" or "auto": window with a value head or a time limit above 500 steps, else episode.
+        kind: "episode", "window" or "auto": window with values or a time limit above 500 steps, else episode.
         means: "fork", "seed", "batch" or "auto": the first of them that works. A named one that cannot be had raises.
-        value_head: whether a value head bootstraps windows.
+        bootstraps: whether values of states, a network's or a regression's, stand for what follows a window.
 
     Raises:
         ConfigError: an unknown kind or means, or means="seed" for windows or for envs that may not be reset early.
@@ -81,7 +81,7 @@ def choose_grouping(env: VecEnv, group_size: int, kind: str, means: str, value_h
         kind = "episode"
     if kind == "auto":
         limit = time_limit(env)
-        kind = "window" if value_head or limit is None or limit > LONG_EPISODE else "episode"
+        kind = "window" if bootstraps or limit is None or limit > LONG_EPISODE else "episode"
     if group_size == 1:
         return Grouping(kind, "batch", "group_size=1, no groups")  # type: ignore[arg-type]
     if means == "batch":

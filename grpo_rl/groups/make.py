@@ -11,7 +11,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.errors import ConfigError, check_seed, check_whole, did_you_mean
 from grpo_rl.groups.mujoco import MujocoVecEnv, supports
 from grpo_rl.groups.vec_env import GroupVecEnv
 from grpo_rl.groups.workers import SubprocGroupVecEnv
@@ -51,11 +51,13 @@ def make_group_env(
         ForkError: The env cannot be forked exactly; the message says why and what to do. Snapshots that an env brings
             itself are probed on two more instances (`probe_fork`).
     """
-    for name, value in (("n_groups", n_groups), ("group_size", group_size)):
-        if value < 1:
-            raise ConfigError(f"{name}: expected at least 1, got {value}")
-    if isinstance(env, gym.Env):
+    check_whole("n_groups", n_groups)
+    check_whole("group_size", group_size)
+    check_seed(seed)
+    if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
         raise ConfigError(f"expected an id, a class or a factory, got {env}: every column needs an env of its own")
+    if not (wrapper is None or callable(wrapper)):
+        raise ConfigError(f"wrapper={wrapper!r}: expected a wrapper's class, or a function (env) -> env")
 
     make = _group_class(vec_env_cls, vec_env_kwargs or {})
     if isinstance(env, str) and wrapper is None and vec_env_cls is None and not supports(env, env_kwargs):
@@ -64,6 +66,8 @@ def make_group_env(
     def build(column: int) -> gym.Env:
         with quiet_build():
             made = make_rendered(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+        if not isinstance(made, gym.Env):
+            raise ConfigError(f"{env}: expected that it makes a gymnasium.Env, got {made!r:.80}")
         if seed is not None:
             made.action_space.seed(seed + column)
         if monitor and not is_wrapped(made, Monitor):

@@ -27,13 +27,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from grpo_rl.errors import ConfigError, warn
+from grpo_rl.errors import ConfigError, check_seed, check_whole, warn
 from grpo_rl.forks.snapshot import Snapshot
 from grpo_rl.groups.mujoco_tasks import TASKS, Task
 from grpo_rl.groups.observations import batchable
 from grpo_rl.groups.physics import make_physics
 from grpo_rl.groups.threads import usable_cores
-from grpo_rl.groups.vec_env import GroupVecEnv
+from grpo_rl.groups.vec_env import GroupVecEnv, check_column
 from grpo_rl.mujoco_log import quiet_build
 from grpo_rl.registry import find_env, make_rendered
 
@@ -115,9 +115,9 @@ class MujocoVecEnv(GroupVecEnv):
     ) -> None:
         if reason := supports(env_id, env_kwargs):
             raise ConfigError(f"{env_id} cannot be stepped as a batch: {reason}. make_vec gives an env that can do it")
-        for name, value in (("n_envs", n_envs), ("n_threads", n_threads)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {value}")
+        check_whole("n_envs", n_envs)
+        check_whole("n_threads", 1 if n_threads is None else n_threads)
+        check_seed(seed)
         with quiet_build():
             made: dict[str, Any] = {"render_mode": "rgb_array"} | env_kwargs
             first = gym.make(env_id, **made)
@@ -227,6 +227,7 @@ class MujocoVecEnv(GroupVecEnv):
 
     def snapshot(self, column: int) -> Snapshot:
         """See `GroupVecEnv.snapshot`."""
+        check_column(column, self.num_envs)
         self._physics.settle([column])
         return super().snapshot(column)
 
@@ -342,7 +343,18 @@ def make_vec(
         seed: Seeds the first reset of column i with seed + i, and its action space.
         n_threads: See `MujocoVecEnv`.
         env_kwargs: For `gym.make`.
+
+    Raises:
+        ConfigError: No such id, an env that cannot be made, or a number that is out of range.
     """
+    if not isinstance(env_id, str):
+        raise ConfigError(
+            f"make_vec: expected a registered id, such as 'HalfCheetah-v5', got {env_id!r:.80}; for a class or a"
+            " factory take SB3's make_vec_env"
+        )
+    check_whole("n_envs", n_envs)
+    check_whole("n_threads", 1 if n_threads is None else n_threads)
+    check_seed(seed)
     if reason := supports(env_id, env_kwargs):
         warn(f"{env_id} is stepped one env after another, not as a batch: {reason}")
         build = functools.partial(make_rendered, env_id)

@@ -59,6 +59,28 @@ def check_sources(sources: np.ndarray | Sequence[int], n_envs: int) -> np.ndarra
     return sources
 
 
+def check_frozen(frozen: Any, n_envs: int) -> np.ndarray:
+    """`frozen` (N,) bool as an array of its own, from a list too; raises ConfigError for what is not."""
+    found = np.array(frozen)
+    if found.shape != (n_envs,) or found.dtype != bool:
+        raise ConfigError(
+            f"frozen: expected ({n_envs},) booleans, one for each column, got {found.dtype} of shape {found.shape}"
+        )
+    return found
+
+
+def check_begun(begun: bool, what: str) -> None:
+    """Raises ConfigError before the first reset: there is no state yet."""
+    if not begun:
+        raise ConfigError(f"{what} before the first reset(): there is no state to go on from; call reset() first")
+
+
+def check_column(column: Any, n_envs: int) -> None:
+    """Raises ConfigError for a column that does not exist."""
+    if isinstance(column, bool) or not isinstance(column, int | np.integer) or not -n_envs <= column < n_envs:
+        raise ConfigError(f"column: expected 0 … {n_envs - 1}, got {column!r:.80}")
+
+
 def check_group(group: int, n_groups: int) -> None:
     """Raises ConfigError for a group that does not exist."""
     if not 0 <= group < n_groups:
@@ -111,8 +133,17 @@ class GroupVecEnv(DummyVecEnv):
         self.group_size = group_size
         self.group_of = np.repeat(np.arange(self.n_groups), group_size)
         self.frozen = np.zeros(n_envs, dtype=bool)
+        self._begun = False
         self._stale = np.zeros(n_envs, dtype=bool)  # columns whose generator was copied: fresh seed at the next reset
         self._streams = reset_streams(None, self.n_groups)
+
+    @property
+    def frozen(self) -> np.ndarray:
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, frozen: Any) -> None:
+        self._frozen = check_frozen(frozen, self.num_envs)
 
     # ------------------------------------------------------------------------------------------------- SB3's interface
 
@@ -129,7 +160,9 @@ class GroupVecEnv(DummyVecEnv):
             if self._seeds[column] is None:
                 self._seeds[column] = seed
         self.frozen[:] = False
-        return super().reset()
+        obs = super().reset()
+        self._begun = True
+        return obs
 
     def step_wait(self) -> VecEnvStepReturn:
         """Steps the columns that are not frozen, resets the finished ones; gives obs, reward, done (N, …) and infos."""
@@ -164,9 +197,11 @@ class GroupVecEnv(DummyVecEnv):
             The observations (N, …) after the fork.
 
         Raises:
-            ConfigError: Another shape, a dtype that is not an integer one, or a column that does not exist.
+            ConfigError: Another shape, a dtype that is not an integer one, a column that does not exist, or no reset
+                yet.
         """
         sources = check_sources(sources, self.num_envs)
+        check_begun(self._begun, "fork")
         moved = np.flatnonzero(sources != np.arange(self.num_envs))
         self._copy_states(dict(zip(moved.tolist(), sources[moved].tolist(), strict=True)))
         for rows in self.buf_obs.values():
@@ -178,7 +213,13 @@ class GroupVecEnv(DummyVecEnv):
         return self._obs_from_buf()
 
     def snapshot(self, column: int) -> Snapshot:
-        """The exact state of one column, with its observation; later steps do not change it."""
+        """The exact state of one column, with its observation; later steps do not change it.
+
+        Raises:
+            ConfigError: No such column, or no reset yet.
+        """
+        check_column(column, self.num_envs)
+        check_begun(self._begun, "snapshot")
         rows = {key: rows[column].copy() for key, rows in self.buf_obs.items()}
         return dataclasses.replace(capture(self.envs[column]), obs=rows)
 
@@ -186,14 +227,16 @@ class GroupVecEnv(DummyVecEnv):
         """Puts one column into the state of a snapshot that `GroupVecEnv.snapshot` took; gives its observation row.
 
         Raises:
+            ConfigError: No such column.
             ForkError: The snapshot is of another chain of types, or has no observation.
         """
-        if snapshot.obs is None:
+        check_column(column, self.num_envs)
+        if not isinstance(snapshot, Snapshot) or snapshot.obs is None:
             raise ForkError("expected a snapshot with an observation: take it with GroupVecEnv.snapshot, not capture")
         restore(self.envs[column], snapshot)
         for key, row in snapshot.obs.items():
             self.buf_obs[key][column] = row
-        self._stale[column] = True
+        self._stale[column] = self._begun = True
         return dict_to_obs(self.observation_space, {key: row.copy() for key, row in snapshot.obs.items()})
 
     def reset_group(self, group: int) -> VecEnvObs:
@@ -210,7 +253,7 @@ class GroupVecEnv(DummyVecEnv):
             self.reset_infos[column] = dict(self.reset_infos[first])
         for rows in self.buf_obs.values():
             rows[columns] = rows[first]
-        self._stale[columns] = True
+        self._stale[columns] = self._begun = True
         self.frozen[columns] = False
         return self._obs_from_buf()
 

@@ -26,7 +26,15 @@ from grpo_rl.errors import ConfigError, WorkerError
 from grpo_rl.forks.snapshot import Snapshot, require_alike
 from grpo_rl.groups.process import Worker, start_context
 from grpo_rl.groups.threads import usable_cores
-from grpo_rl.groups.vec_env import check_group, check_sources, check_state, count_groups, reset_streams
+from grpo_rl.groups.vec_env import (
+    check_column,
+    check_frozen,
+    check_group,
+    check_sources,
+    check_state,
+    count_groups,
+    reset_streams,
+)
 
 
 class HeldSnapshot:
@@ -105,6 +113,14 @@ class SubprocGroupVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def frozen(self) -> np.ndarray:
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, frozen: Any) -> None:
+        self._frozen = check_frozen(frozen, len(self.group_of))
 
     # ------------------------------------------------------------------------------------------------- SB3's interface
 
@@ -206,6 +222,7 @@ class SubprocGroupVecEnv(VecEnv):
 
     def snapshot(self, column: int) -> HeldSnapshot:
         """The exact state of one column, with its observation. It stays in its worker until it is needed elsewhere."""
+        check_column(column, self.num_envs)
         self._held += 1
         worker, command, column = self._place(column, "hold")
         self._ask([(worker, command, column, self._held)])
@@ -213,6 +230,7 @@ class SubprocGroupVecEnv(VecEnv):
 
     def restore(self, column: int, snapshot: HeldSnapshot | Snapshot) -> VecEnvObs:
         """As `GroupVecEnv.restore`; takes snapshots of this env, of another one, and of a `GroupVecEnv`."""
+        check_column(column, self.num_envs)
         worker, command, inside = self._place(column, "restore")
         if not isinstance(snapshot, HeldSnapshot):
             what: int | bytes = cloudpickle.dumps(snapshot)

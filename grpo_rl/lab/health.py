@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_rl.defaults import settled_scale
 from grpo_rl.errors import ConfigError
 from grpo_rl.grpo import GRPO
 from grpo_rl.health import CRITIC_FREE, OPTIONS, Metric, Range, shown_range
-from grpo_rl.lab.build import read_run, setting
+from grpo_rl.lab.build import read_run, setting, talks
 from grpo_rl.lab.plots import Panel, plot_health
 from grpo_rl.monitor import Diagnosis
 from grpo_rl.recipes import Recipe, algorithm_class, parameters
@@ -37,10 +38,13 @@ def settings_of_recipe(recipe: Recipe) -> dict[str, Any]:
     algorithm = algorithm_class(recipe)
     settings = {name: setting(recipe, name) for name in OPTIONS if name in parameters(algorithm)}
     if issubclass(algorithm, GRPO):
-        scale = "batch" if setting(recipe, "normalize_advantage") else "none"
-        settings["advantage_scale"] = settings["advantage_scale"] or scale
+        names = ("advantage_scale", "normalize_advantage", "loss_type", "baseline", "baseline_discount")
+        settings["advantage_scale"] = settled_scale(
+            text=talks(recipe), **{name: setting(recipe, name) for name in names}
+        )
         settings["normalize_reward"] |= recipe.environment.normalize
-        del settings["normalize_reward" if recipe.model["policy"] == "CausalLMPolicy" else "mask_truncated"]
+        if recipe.model["policy"] == "CausalLMPolicy":
+            del settings["normalize_reward"]
     return settings
 
 
@@ -109,9 +113,11 @@ def _row(metric: Metric, diagnosis: Diagnosis) -> tuple[str, ...] | None:
 
 
 def _judged_by(metric: Metric, diagnosis: Diagnosis) -> Range:
-    """The range that a warning of this run would be about: figures of groups do not count beside a value head."""
+    """The range that a warning of this run would be about: figures of groups do not count beside values of states."""
     of_groups = {metric.below, metric.above} & set(CRITIC_FREE)
-    return (None, None) if of_groups and diagnosis.settings.get("value_head") else metric.warns
+    settings = diagnosis.settings
+    values = settings.get("value_head") or settings.get("baseline") == "regression"
+    return (None, None) if of_groups and values else metric.warns
 
 
 def _outside(values: list[float], bounds: Range) -> str:

@@ -16,10 +16,15 @@ Panel = tuple[Sequence[float], Sequence[float], Range | None, Range]
 
 
 def read_progress(run: Path) -> Curve:
-    """Steps and mean episode return of training, from progress.csv, once an episode has finished."""
+    """Steps and mean episode return of training, from progress.csv, once an episode has finished.
+
+    Of a language model the mean reward of the rollout's completions: `rollout/ep_rew_mean` is of the last 100 only, a
+    handful of prompts.
+    """
     with (run / "progress.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = ("time/total_timesteps", "rollout/ep_rew_mean")
+    of_completions = any(row.get("reward") for row in rows)
+    columns = ("time/total_timesteps", "reward" if of_completions else "rollout/ep_rew_mean")
     pairs = [
         (float(row[columns[0]]), float(row[columns[1]])) for row in rows if row.get(columns[0]) and row.get(columns[1])
     ]
@@ -52,15 +57,20 @@ def plot_runs(runs: Mapping[str, Curve], path: Path, marks: Mapping[str, Mapping
 
 
 def plot_study(
-    panels: Mapping[str, Mapping[str, Curve]], path: Path, ylabel: str, targets: Mapping[str, float] | None = None
+    panels: Mapping[str, Mapping[str, Curve]],
+    path: Path,
+    ylabel: str,
+    targets: Mapping[str, float] | None = None,
+    xlabel: str = "environment steps",
 ) -> None:
     """Draws one panel a task with one curve an agent: the interquartile mean over seeds, in the band of all seeds.
 
     Args:
-        panels: Task to agent to (steps (K,), scores (seeds, K)).
+        panels: Task to agent to (steps (K,) or what `xlabel` says, scores (seeds, K)).
         path: Of the PNG.
         ylabel: What the scores are.
         targets: Task to a score that is drawn as a dashed line.
+        xlabel: What the scores are drawn against.
     """
     figure = Figure(figsize=(5.2 * len(panels), 4), layout="constrained")
     for axes, (task, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
@@ -69,7 +79,7 @@ def plot_study(
             axes.fill_between(steps, scores.min(axis=0), scores.max(axis=0), color=f"C{i}", alpha=0.15, linewidth=0)
         if task in (targets or {}):
             axes.axhline(targets[task], color="black", linestyle="--", linewidth=0.8)  # type: ignore[index]
-        axes.set(title=task, xlabel="environment steps", ylabel=ylabel)
+        axes.set(title=task, xlabel=xlabel, ylabel=ylabel)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=130)

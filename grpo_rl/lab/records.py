@@ -1,4 +1,5 @@
-"""The numbers of a study: which run, evaluated when, with what score; kept as CSV. Imports nothing heavy."""
+"""The numbers of a study: which run, evaluated when, with what score, kept as CSV; and tables of what it measured
+beside its runs. Imports nothing heavy."""
 
 import csv
 import re
@@ -30,6 +31,7 @@ class Row(NamedTuple):
         task, agent, seed: Which run.
         settings: Digest of the recipe and the protocol: rows of other settings are not mixed.
         step: Environment steps at which the evaluation was due; it is made at the first vector step from there on.
+            0: before training (`evaluation.before`).
         mode_mean, sampled_mean: Mean return with the mode of the policy and with sampled actions.
         wall_s, cpu_s: Seconds of training so far, evaluations not counted.
     """
@@ -47,6 +49,34 @@ class Row(NamedTuple):
     @property
     def run(self) -> Run:
         return Run(self.task, self.agent, self.seed)
+
+
+class Table(NamedTuple):
+    """What a measurement found.
+
+    Attributes:
+        title: A heading of the report.
+        columns: Heads, with units.
+        rows: Cells: numbers as they were measured (a page shows four digits of a float), texts, None for "–".
+        notes: How it was measured, and what it says; Markdown under the table.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | int | float | None]]
+    notes: str = ""
+
+    def texts(self) -> list[list[str]]:
+        """Head and rows as they are shown."""
+        return [list(self.columns), *([_shown(cell) for cell in row] for row in self.rows)]
+
+
+def _shown(cell: str | int | float | None) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 def read_rows(path: Path) -> list[Row]:

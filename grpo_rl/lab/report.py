@@ -1,15 +1,16 @@
-"""What a study found: report.md and its plots, written from runs.csv alone."""
+"""What a study found: report.md and its plots, written from runs.csv and the tables of its measurements."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_rl.lab.measurements import measured
 from grpo_rl.lab.plots import Curve, plot_profiles, plot_study
 from grpo_rl.lab.records import Row, read_rows
 from grpo_rl.lab.statistics import bootstrap, iqm, performance_profile, probability_of_improvement, ratio_of_iqms
@@ -22,18 +23,23 @@ KINDS = ("mode", "sampled")
 
 
 def write_report(study: Study, rows: Sequence[Row], folder: Path) -> Path:
-    """Writes report.md, curves-mode.png, curves-sampled.png and, with a baseline, profile.png; the report's path."""
+    """Writes report.md, curves-mode.png, curves-sampled.png, curves-seconds.png and, with a baseline, profile.png.
+
+    Returns:
+        The report's path.
+    """
+    targets = {task: target["score"] for task, target in study.targets.items()}
     for kind in KINDS:
-        panels = {
-            task: {agent: _curve(rows, task, agent, kind) for agent in study.agents if _runs(rows, task, agent)}
-            for task in study.tasks
-        }
-        targets = {task: target["score"] for task, target in study.targets.items()}
+        panels = _panels(study, rows, kind)
         plot_study(panels, folder / f"curves-{kind}.png", f"return, {kind} actions", targets)
+    panels = _panels(study, rows, "sampled", _seconds)
+    plot_study(panels, folder / "curves-seconds.png", "return, sampled actions", targets, "CPU seconds of training")
     last, episodes = study.evaluation.last, study.evaluation.episodes
     every = f"{study.evaluation.every:,.0f} steps"
     if study.evaluation.every < 1:
         every = f"{study.evaluation.every:.0%} of a run"
+    if study.evaluation.before:
+        every += ", and before training,"
     lines = [
         f"# {study.name}",
         "",
@@ -54,15 +60,35 @@ def write_report(study: Study, rows: Sequence[Row], folder: Path) -> Path:
             profiles, folder / "profile.png", f"score, in IQMs of {study.baseline} on the task (sampled actions)"
         )
         lines += ["## All tasks", "", "![performance profiles](profile.png)", ""]
-    lines += ["![mode](curves-mode.png)", "", "![sampled](curves-sampled.png)", "", *_machine(folder)]
+    for name, table in measured(study.measurements, folder).items():
+        lines += [f"## {table.title}", "", *markdown_table(table.texts()), "", table.notes, ""]
+        lines += [f"Numbers: [{name}.json]({name}.json).", ""]
+    plots = {"mode": "curves-mode", "sampled": "curves-sampled", "sampled, against CPU seconds": "curves-seconds"}
+    lines += [line for label, plot in plots.items() for line in (f"![{label}]({plot}.png)", "")] + _machine(folder)
     report = folder / "report.md"
     report.write_text("\n".join(lines), encoding="utf-8")
     return report
 
 
 def scores(rows: Sequence[Row], task: str, agent: str, kind: str, last: int) -> NDArray[np.float64]:
-    """(seeds, last) scores of an agent's runs on a task."""
-    return _curve(rows, task, agent, kind)[1][:, -last:]
+    """(seeds, last) scores of an agent's runs on a task; what it did before training (step 0) is none."""
+    return _curve([row for row in rows if row.step > 0], task, agent, kind)[1][:, -last:]
+
+
+def before(rows: Sequence[Row], task: str, agent: str, kind: str) -> NDArray[np.float64]:
+    """(seeds, 1) scores of an agent before it was trained."""
+    return _curve([row for row in rows if row.step == 0], task, agent, kind)[1]
+
+
+def _panels(
+    study: Study, rows: Sequence[Row], kind: str, course: Callable[..., Curve] | None = None
+) -> dict[str, dict[str, Curve]]:
+    """Task to agent to `course(rows, task, agent, kind)`, by default scores against steps."""
+    course = course or _curve
+    return {
+        task: {agent: course(rows, task, agent, kind) for agent in study.agents if _runs(rows, task, agent)}
+        for task in study.tasks
+    }
 
 
 def _task(study: Study, rows: Sequence[Row], task: str) -> list[str]:
@@ -85,7 +111,9 @@ def _scores_table(study: Study, rows: Sequence[Row], task: str) -> list[list[str
     """One row an agent, under a head: seeds, steps, scores, and how they compare with the baseline's."""
     last, baseline = study.evaluation.last, study.baseline
     compared = baseline is not None and bool(_runs(rows, task, baseline))
-    head = ["agent", "seeds", "steps", *(f"{kind}: IQM" for kind in KINDS)]
+    untrained = study.evaluation.before
+    head = ["agent", "seeds", "steps", *(f"{kind}: before" for kind in KINDS if untrained)]
+    head += [f"{kind}: IQM" for kind in KINDS]
     head += [f"{kind} / {baseline}" for kind in KINDS] + [f"P(sampled > {baseline})"] if compared else []
     table = [[*head, "CPU s a run"]]
     for agent in study.agents:
@@ -94,7 +122,9 @@ def _scores_table(study: Study, rows: Sequence[Row], task: str) -> list[list[str
             table.append([agent, "0"] + ["–"] * (len(table[0]) - 2))
             continue
         ours = {kind: [scores(rows, task, agent, kind, last)] for kind in KINDS}
-        cells = [agent, str(len(runs)), f"{runs[0][-1].step:,}", *(str(bootstrap(iqm, ours[kind])) for kind in KINDS)]
+        cells = [agent, str(len(runs)), f"{runs[0][-1].step:,}"]
+        cells += [f"{iqm([before(rows, task, agent, kind)]):.4g}" for kind in KINDS if untrained]
+        cells += [str(bootstrap(iqm, ours[kind])) for kind in KINDS]
         if compared and agent == baseline:
             cells += ["1", "1", "–"]
         elif compared:
@@ -192,3 +222,9 @@ def _curve(rows: Sequence[Row], task: str, agent: str, kind: str) -> Curve:
     runs = _runs(rows, task, agent)
     values = np.array([[getattr(row, f"{kind}_mean") for row in run] for run in runs], dtype=np.float64)
     return np.array([row.step for row in runs[0]], dtype=np.float64), values
+
+
+def _seconds(rows: Sequence[Row], task: str, agent: str, kind: str) -> Curve:
+    """CPU seconds of training at each evaluation (K,), mean over seeds, and scores (seeds, K)."""
+    spent = np.array([[row.cpu_s for row in run] for run in _runs(rows, task, agent)], dtype=np.float64)
+    return spent.mean(axis=0), _curve(rows, task, agent, kind)[1]

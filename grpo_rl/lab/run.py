@@ -10,8 +10,9 @@ import json
 import os
 import platform
 import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ def train_run(recipe: Recipe, folder: Path = Path("runs"), say: Say = print) -> 
             ) from None
         log_into(run)
         agent.set_logger(open_logs(run, say=say))
-        log_to_wandb(agent, run, recipe)
+        log_to_wandb(agent, run, recipe, say)
         where, plan = recipe.environment.id or recipe.environment.class_, recipe.training
         say(f"{recipe.name}: {plan.steps:,} steps of {where}, seed {plan.seed}, into {run}")
         _train(agent, recipe, run, say)
@@ -145,7 +146,7 @@ def resume_run(run: Path, steps: int | None = None, say: Say = print) -> Path:
                 ) from None
             log_into(run)
             agent.set_logger(open_logs(run, after=done, say=say))
-            log_to_wandb(agent, run, recipe)
+            log_to_wandb(agent, run, recipe, say)
             _train(agent, recipe, run, say, again=True)
     finally:
         env.close()
@@ -176,7 +177,7 @@ def evaluate(
     try:
         obs = [env.reset(seed=seed + i)[0] for i, env in enumerate(envs)]
         running = list(range(episodes))
-        with th.random.fork_rng(devices=[]):
+        with th.random.fork_rng(devices=[]), _numpy_seed(seed):  # language models sample by numpy's
             th.manual_seed(seed)
             while running:
                 actions, _ = agent.predict(normalize(_stack([obs[i] for i in running])), deterministic=deterministic)
@@ -190,6 +191,17 @@ def evaluate(
         for env in envs:
             env.close()
     return Episodes(returns, lengths)
+
+
+@contextlib.contextmanager
+def _numpy_seed(seed: int) -> Iterator[None]:
+    """NumPy's global generator begins at `seed`, and is afterwards as it was."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 def evaluate_run(run: Path, agent: BaseAlgorithm, recipe: Recipe, say: Say = print) -> dict[str, Any]:
@@ -207,7 +219,8 @@ def evaluate_run(run: Path, agent: BaseAlgorithm, recipe: Recipe, say: Say = pri
             "returns": played.returns.tolist(),
             "lengths": played.lengths.tolist(),
         }
-        say(f"{len(played.returns)} episodes, {name} actions: {mean:.1f} ± {std:.1f}")
+        digits = 3 if is_text(agent) else 1  # rewards of completions are mostly shares
+        say(f"{len(played.returns)} episodes, {name} actions: {mean:.{digits}f} ± {std:.{digits}f}")
     _write_whole(run / "evaluation.json", json.dumps(result, indent=2))
     return result
 
@@ -218,10 +231,15 @@ def curve(run: Path, evaluation: dict[str, Any] | None = None) -> None:
     plot_runs({run.name: read_progress(run)}, run / "curve.png", marks)
 
 
-def versions() -> dict[str, Any]:
-    """Python, the packages that matter, and the machine."""
+LANGUAGE = ("transformers", "tokenizers", "peft")
+"""Packages that a run of a language model depends on, too."""
+
+
+def versions(*more: str) -> dict[str, Any]:
+    """Python, the packages that matter, those of `LANGUAGE` that this process has imported, `more`, and the machine."""
     packages = {"grpo_rl": grpo_rl.__version__}
-    for name in ("gymnasium", "mujoco", "numpy", "stable_baselines3", "torch"):
+    imported = [name for name in LANGUAGE if name in sys.modules]
+    for name in dict.fromkeys(("gymnasium", "mujoco", "numpy", "stable_baselines3", "torch", *imported, *more)):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:
@@ -321,10 +339,13 @@ def _write_versions(run: Path, content: dict[str, Any]) -> None:
 
 
 def _changed_versions(before: dict[str, Any]) -> str:
-    """What numbers depend on and is not as it was when the run began, in words."""
+    """What numbers depend on and is not as it was when the run began, in words.
+
+    What an older grpo_rl has not written down is not compared.
+    """
     here = versions()
-    names = [name for name in here if before and name != "cores" and before.get(name) != here[name]]
-    return ", ".join(f"{name} was {before.get(name, 'not there')}, is {here[name]}" for name in names)
+    names = [name for name in here if name != "cores" and before.get(name, here[name]) != here[name]]
+    return ", ".join(f"{name} was {before[name]}, is {here[name]}" for name in names)
 
 
 def _evaluated(run: Path) -> int:

@@ -3,14 +3,17 @@
     description: what is asked
     seeds: [0, 1, 2]
     evaluation: {every: 20_000, episodes: 20, last: 3}       # steps between; episodes per kind; how many make the score
+                                                              # before: true adds one before training
     baseline: sb3-ppo                                         # optional: the agent that others are compared with
     targets: {Hopper-v5: {score: 2000, within: 200_000}}      # optional
     tasks: {Hopper-v5: {environment: …, training: {steps: 300_000}}}
     agents: {ours: {optimization: …}, sb3-ppo: {class: "stable_baselines3:PPO", …}}
+    measurements: {memory: "speed.py:memory"}                 # optional: tables of its own, see measurements.py
+    packages: [trl]                                           # optional: versions that machine.json records, too
 
 Tasks and agents are parts of recipes: a run is trained from the task's part (on top of the recipe that its `recipe`
 names, if any) merged with the agent's. Each run has a process and a thread of its own; finished runs are kept in
-runs.csv and are not repeated unless their settings change.
+runs.csv and are not repeated unless their settings change. Measurements come last, alone, and are kept alike.
 """
 
 import hashlib
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +34,25 @@ import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 
 from grpo_rl.errors import ConfigError, did_you_mean
+from grpo_rl.lab import measurements
 from grpo_rl.lab.build import build_agent, build_env, drivers, env_maker
+from grpo_rl.lab.measurements import measured, settings
 from grpo_rl.lab.records import Row, Run, read_rows, write_rows
 from grpo_rl.lab.run import evaluate, versions
-from grpo_rl.recipes import PACKAGE, Recipe, check, find, label, make_recipe, merge, read_recipe, read_yaml, shipped
+from grpo_rl.recipes import (
+    PACKAGE,
+    Recipe,
+    anchor,
+    check,
+    check_name,
+    find,
+    label,
+    make_recipe,
+    merge,
+    read_recipe,
+    read_yaml,
+    shipped,
+)
 
 
 @dataclass
@@ -45,11 +63,13 @@ class Evaluation:
         every: Steps between evaluations, or, below 1, their share of a task's steps; divides the steps of every task.
         episodes: On fresh environments: so many with the mode of the policy, and so many with sampled actions.
         last: How many evaluations at the end of a run make its score.
+        before: Whether the untrained agent is evaluated too, as step 0. It is never part of a score.
     """
 
     every: float
     episodes: int = 20
     last: int = 3
+    before: bool = False
 
     def interval(self, steps: int) -> float:
         """Steps between evaluations, for a task of so many."""
@@ -68,6 +88,8 @@ class Study:
     description: str = ""
     baseline: str | None = None
     targets: dict[str, dict[str, float]] = field(default_factory=dict)
+    measurements: dict[str, str] = field(default_factory=dict)
+    packages: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -89,8 +111,13 @@ class Study:
         """Digest of what a run's numbers depend on, the seed and the order of keys apart."""
         written = self.recipe(run._replace(seed=0)).to_yaml().replace(str(shipped()), "")
         recipe = json.dumps(yaml.safe_load(written), sort_keys=True)
-        protocol = (self.evaluation.every, self.evaluation.episodes)
+        protocol = (self.evaluation.every, self.evaluation.episodes, *(["before"] if self.evaluation.before else []))
         return hashlib.sha256(f"{recipe} {protocol}".encode()).hexdigest()[:8]
+
+    def missing(self, rows: Sequence[Row], folder: Path) -> list[str]:
+        """What `bench` has still to do: runs without rows, and measurements without a table in `folder`."""
+        done, tables = {row.run for row in rows}, measured(self.measurements, folder)
+        return [str(run) for run in self.runs() if run not in done] + [m for m in self.measurements if m not in tables]
 
     def folder(self) -> Path:
         """Where results go: results/<name>/ next to the file, in the current folder for a study that was installed."""
@@ -113,6 +140,7 @@ def load_study(name: str | Path) -> Study:
     for key in ("tasks", "agents", "seeds"):
         if not data.get(key):
             raise ConfigError(f"{source}: {key} are missing")
+    data["measurements"] = anchor(data.get("measurements") or {}, path.parent)
     checked = check("study", data, valid | {"evaluation": dict}, lambda *_: source)
     hints = typing.get_type_hints(Evaluation)
     checked["evaluation"] = Evaluation(**check("evaluation", evaluation, hints, lambda *_: source))
@@ -125,6 +153,10 @@ def load_study(name: str | Path) -> Study:
         for item in given:
             if item not in known:
                 raise ConfigError(f'{source}, {key}: unknown "{item}": {did_you_mean(str(item), known)}')
+    for name, where in study.measurements.items():
+        if check_name(name, f"{source}, measurements") == "machine":
+            raise ConfigError(f"{source}, measurements: machine.json is taken; give another name")
+        settings(where)  # loads it
     for run in study.runs()[: len(study.tasks) * len(study.agents)]:  # the first seed's
         steps = study.recipe(run).training.steps
         every = study.evaluation.every
@@ -134,12 +166,12 @@ def load_study(name: str | Path) -> Study:
 
 
 def bench(study: Study, folder: Path, jobs: int = 1, say: Callable[[str], None] = print) -> list[Row]:
-    """Runs what is missing, keeping each run in runs.csv as it finishes. Returns all rows of the study.
+    """Runs what is missing, keeping each run in runs.csv as it finishes, then measures. Returns all rows of the study.
 
     Args:
-        study: Which runs.
-        folder: Of runs.csv and machine.json; made if needed.
-        jobs: Runs at the same time, one process with one thread each.
+        study: Which runs and measurements.
+        folder: Of runs.csv, machine.json and a <name>.json of each measurement; made if needed.
+        jobs: Runs at the same time, one process with one thread each. Measurements have no company.
         say: Takes the lines for a person.
     """
     rows = finished(study, folder, say)
@@ -147,21 +179,23 @@ def bench(study: Study, folder: Path, jobs: int = 1, say: Callable[[str], None] 
     missing = [run for run in study.runs() if run not in done]
     total = len(done) + len(missing)
     say(f"{study.name}: {len(done)} of {total} runs are there, {jobs} at a time")
-    if missing:
+    if study.missing(rows, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "machine.json").write_text(json.dumps(versions(), indent=2), encoding="utf-8")
+        machine = versions(*study.packages)
+        (folder / "machine.json").write_text(json.dumps(machine, indent=2), encoding="utf-8")
     processes: dict[Run, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         try:
             while missing or processes:
                 while missing and len(processes) < jobs:
                     run = missing.pop(0)
-                    processes[run] = _start(study, run, Path(scratch))
+                    arguments = [study.path, *run, _out(scratch, run.slug)]
+                    processes[run] = _start(__name__, arguments, Path(scratch, f"{run.slug}.log"))
                 time.sleep(0.1)
                 for run in [run for run, process in processes.items() if process.poll() is not None]:
-                    found = _collect(processes.pop(run), run, Path(scratch), folder, say)
-                    if not found:
+                    if not _succeeded(processes.pop(run), Path(scratch, f"{run.slug}.log"), str(run), folder, say):
                         continue
+                    found = [Row(*row) for row in json.loads(_out(scratch, run.slug).read_text(encoding="utf-8"))]
                     rows = sorted(rows + found)
                     write_rows(folder / "runs.csv", rows)
                     done.add(run)
@@ -173,7 +207,23 @@ def bench(study: Study, folder: Path, jobs: int = 1, say: Callable[[str], None] 
                 process.terminate()
             for process in processes.values():
                 process.wait()
+    _measure(study, folder, say)
     return rows
+
+
+def _measure(study: Study, folder: Path, say: Callable[[str], None]) -> None:
+    """Makes the tables that are missing, one after another."""
+    there = measured(study.measurements, folder)
+    for name in [name for name in study.measurements if name not in there]:
+        began, log = time.perf_counter(), folder / f"{name}.log"
+        process = _start(measurements.__name__, [name, study.measurements[name], folder / f"{name}.json"], log)
+        try:
+            process.wait()
+        finally:
+            process.terminate()
+        if _succeeded(process, log, name, folder, say):
+            say(f"measured {name}, {time.perf_counter() - began:.0f} s")
+        log.unlink()
 
 
 def finished(study: Study, folder: Path, say: Callable[[str], None] = print) -> list[Row]:
@@ -208,10 +258,13 @@ class _Evaluations(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
+        if self.protocol.before:
+            self._evaluate(0)
 
     def _on_step(self) -> bool:
         # Whole groups may run past the last step of the task: nothing is due there.
-        step = round((len(self.numbers) + 1) * self.protocol.interval(self.recipe.training.steps))
+        due = len(self.numbers) + (0 if self.protocol.before else 1)
+        step = round(due * self.protocol.interval(self.recipe.training.steps))
         if step <= min(self.num_timesteps, self.recipe.training.steps):
             self._evaluate(step)
         return True
@@ -236,30 +289,35 @@ class _Evaluations(BaseCallback):
         self.cpu += time.process_time() - cpu
 
 
-def _start(study: Study, run: Run, scratch: Path) -> "subprocess.Popen[bytes]":
+def _out(scratch: str, slug: str) -> Path:
+    """Where a run's process leaves its rows."""
+    return Path(scratch, f"{slug}.json")
+
+
+def _start(module: str, arguments: Sequence[object], log: Path) -> "subprocess.Popen[bytes]":
+    """A process of one thread that runs a module of ours."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    with (scratch / f"{run.slug}.log").open("wb") as log:
+    with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(study.path), *map(str, run), str(scratch / f"{run.slug}.json")],
+            [sys.executable, "-m", module, *map(str, arguments)],
             env=os.environ | one_thread,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=file,
+            stderr=file,
         )
 
 
-def _collect(
-    process: "subprocess.Popen[bytes]", run: Run, scratch: Path, folder: Path, say: Callable[[str], None]
-) -> list[Row]:
-    """The rows of a finished process; none, and its log kept, if it failed."""
-    log = scratch / f"{run.slug}.log"
+def _succeeded(
+    process: "subprocess.Popen[bytes]", log: Path, what: str, folder: Path, say: Callable[[str], None]
+) -> bool:
+    """Whether a finished process did; if not, its log is kept in `folder` and its last line said."""
     if process.returncode == 0:
-        return [Row(*row) for row in json.loads((scratch / f"{run.slug}.json").read_text(encoding="utf-8"))]
-    kept = folder / f"{run.slug}.failed.log"
+        return True
+    kept = folder / f"{log.stem}.failed.log"
     kept.write_bytes(log.read_bytes())
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    say(f"failed  {run}: {lines[-1] if lines else f'status {process.returncode}'} (all of it: {kept})")
-    return []
+    say(f"failed  {what}: {lines[-1] if lines else f'status {process.returncode}'} (all of it: {kept})")
+    return False
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import safe_mean
 
 from grpo_rl.checkpoint import CheckpointEvery, resume
-from grpo_rl.errors import GRPOError
+from grpo_rl.errors import GRPOError, NonFiniteError
 from grpo_rl.lab.build import CHECKPOINT, drivers
 from grpo_rl.lab.completions import CompletionTable
 from grpo_rl.lab.health import read_log
@@ -100,9 +100,14 @@ class Checkpoints(CheckpointEvery):
             return
         self._next = (self.num_timesteps // self._every + 1) * self._every
         done = min(self.num_timesteps / self._total, 1)
+        self._report(f"{done:4.0%}  {self.num_timesteps:>10,} steps  {self._earned()}")
+
+    def _earned(self) -> str:
+        """The mean return of the last episodes, or the mean reward of the rollout's completions."""
+        if is_text(self.model):
+            return f"mean reward {self.logger.name_to_value['reward']:.3f}"
         returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
-        shown = f"{safe_mean(returns):.1f}" if returns else "–"  # until a first episode has ended
-        self._report(f"{done:4.0%}  {self.num_timesteps:>10,} steps  mean return {shown}")
+        return f"mean return {safe_mean(returns):.1f}" if returns else "mean return –"  # no episode has ended yet
 
 
 def train(agent: OnPolicyAlgorithm, steps: int, run: Path, say: Say, again: bool = False) -> None:
@@ -140,21 +145,28 @@ def train(agent: OnPolicyAlgorithm, steps: int, run: Path, say: Say, again: bool
         where = _keep_traceback(run)
         name = "" if isinstance(error, GRPOError) else f"{type(error).__name__}: "
         what = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
-        raise RunStopped(f"{name}{what} ({where}; {_kept(checkpoints, run)})") from error
+        raise RunStopped(f"{name}{what} ({where}; {_kept(checkpoints, run, _remedy(error, run))})") from error
     finally:
         agent.logger.close()
 
 
-def _kept(checkpoints: CheckpointEvery, run: Path) -> str:
-    """What is left after a stop, and how to go on."""
+def _kept(checkpoints: CheckpointEvery, run: Path, first: str = "") -> str:
+    """What is left after a stop, and how to go on, after what is to be done first."""
     if checkpoints.saved_steps is None:
         return "there is no checkpoint of it yet"
+    how = f"{first}go on: {command('resume', run)}"
     if checkpoints.saved_steps == checkpoints.model.num_timesteps:
-        return f"go on: {command('resume', run)}"
+        return how
     age = time.monotonic() - checkpoints.saved_time
-    return (
-        f"the last checkpoint is of {checkpoints.saved_steps:,} steps, {age:.0f} s old; go on: {command('resume', run)}"
-    )
+    return f"the last checkpoint is of {checkpoints.saved_steps:,} steps, {age:.0f} s old; {how}"
+
+
+def _remedy(error: Exception, run: Path) -> str:
+    """What comes before going on after an error: a checkpoint goes on bit for bit, into the same error again."""
+    if not isinstance(error, NonFiniteError):
+        return "once that is mended, "
+    settings = shlex.quote(str(run / "recipe.yaml"))
+    return f"as it is, it would come here again: first change in {settings} what is advised above, or the env, then "
 
 
 def command(name: str, run: Path) -> str:

@@ -4,8 +4,10 @@ W&B's own callback for SB3 reads the TensorBoard files of a process that it has 
 hands over the numbers, so that nothing is patched and a run that is resumed goes on under its old id.
 """
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import KVWriter
 
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, warn
+from grpo_rl.lab.logs import WhileItCan
 from grpo_rl.recipes import Recipe
 
 STEP = "global_step"
@@ -27,10 +30,17 @@ def require_wandb(recipe: Recipe) -> None:
         _package()
 
 
-def log_to_wandb(agent: BaseAlgorithm, run: Path, recipe: Recipe) -> None:
-    """Adds W&B to the agent's logger where the recipe asks for it; `agent.logger.close()` ends its run."""
-    if recipe.training.wandb is not None:
-        agent.logger.output_formats.append(WandbWriter(run, recipe.training.wandb, yaml.safe_load(recipe.to_yaml())))
+def log_to_wandb(agent: BaseAlgorithm, run: Path, recipe: Recipe, say: Callable[[str], None] = warn) -> None:
+    """Adds W&B to the agent's logger where the recipe asks for it; `agent.logger.close()` ends its run.
+
+    `say` takes a sentence when W&B can write no more: on a full disk, or when its own process has died.
+    """
+    project = recipe.training.wandb
+    if project is not None:
+        config = yaml.safe_load(recipe.to_yaml())
+        agent.logger.output_formats.append(
+            WhileItCan("Weights & Biases' log", lambda: WandbWriter(run, project, config), say)
+        )
 
 
 class WandbWriter(KVWriter):
@@ -44,6 +54,7 @@ class WandbWriter(KVWriter):
 
     Raises:
         ConfigError: The package is missing, or W&B does not start: no login, for instance.
+        OSError: Here or later, the disk is full, or W&B's process, which writes its files, is not there any more.
     """
 
     def __init__(self, run: Path, project: str, config: dict[str, Any]) -> None:
@@ -74,11 +85,25 @@ class WandbWriter(KVWriter):
             for key, value in key_values.items()
             if isinstance(value, int | float | np.number) and "wandb" not in (key_excluded.get(key) or ())
         }
-        self._run.log(numbers | {STEP: step})
+        with _failing_as_files_do():
+            self._run.log(numbers | {STEP: step})
 
     def close(self) -> None:
         """Ends the W&B run: as failed when an exception is on its way."""
-        self._run.finish(exit_code=int(sys.exc_info()[0] is not None))
+        failed = sys.exc_info()[0] is not None
+        with _failing_as_files_do():
+            self._run.finish(exit_code=int(failed))
+
+
+@contextlib.contextmanager
+def _failing_as_files_do() -> Iterator[None]:
+    """Whatever W&B raises, as an OSError, with which a log ends: errors of its own have no common root."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _package() -> Any:

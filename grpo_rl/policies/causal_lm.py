@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch as th
@@ -17,53 +17,12 @@ from torch import Tensor, nn
 
 from grpo_rl.errors import ConfigError
 from grpo_rl.logprobs import token_logprobs
+from grpo_rl.policies.models import base_model
+from grpo_rl.precision import autocast
 from grpo_rl.text.generation import positions
 
-Model = str | nn.Module | dict[str, Any] | Callable[[], nn.Module]
 SHARED_SAVING = 0.2
 """A group's prompt is read once in the update where that saves more than this share of its tokens."""
-
-
-def load_model(model: Model, dtype: th.dtype | None = None) -> nn.Module:
-    """The module that `model` names: a path or hub id, a module, a function that makes one, or a configuration.
-
-    Raises:
-        ConfigError: It is no causal language model of `transformers`.
-    """
-    made: Any
-    if isinstance(model, str):
-        from transformers import AutoModelForCausalLM
-
-        made = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto")
-    elif isinstance(model, dict):
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model), trust_remote_code=False)
-    else:
-        made = model if isinstance(model, nn.Module) else model() if callable(model) else model
-    lm = base_model(made) if isinstance(made, nn.Module) else made
-    body = getattr(lm, str(getattr(lm, "base_model_prefix", "")), None)
-    if not isinstance(body, nn.Module) or body is lm or lm.get_output_embeddings() is None:
-        raise ConfigError(
-            f"model={type(made).__name__}: expected a causal language model of transformers (a path, a hub id, a module"
-            " such as LlamaForCausalLM, or a function that makes one)"
-        )
-    return made if dtype is None else made.to(dtype)
-
-
-def base_model(model: Any) -> Any:
-    """The causal language model itself, where `model` may be PEFT's around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def add_lora(model: Any, settings: int | dict[str, Any]) -> Any:
-    """`model` under LoRA adapters: `settings` are the rank, or arguments of `peft.LoraConfig`."""
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError('lora needs PEFT: pip install "grpo_rl[text,peft]"') from error
-    given = {"r": settings} if isinstance(settings, int) else dict(settings)
-    return peft.get_peft_model(model, peft.LoraConfig(**({"task_type": "CAUSAL_LM"} | given)))
 
 
 class CausalLM(nn.Module):
@@ -238,24 +197,24 @@ class CausalLM(nn.Module):
         return copy.deepcopy(self.body)
 
     def _precision(self) -> Any:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return th.autocast(self.device.type, dtype=self.autocast)
+        return autocast(self.device, self.autocast)
 
     @th.no_grad()
     def _probe_head(self) -> bool:
         """Whether the head alone makes the logits: some models scale or cap them afterwards."""
         self._plain_head = True
         ids = th.arange(min(4, self.vocab_size), device=self.device).unsqueeze(0)
-        theirs = self.lm(input_ids=ids).logits.float()
-        if not theirs.isfinite().all():
-            raise ConfigError("model: its logits are not finite, so its weights are damaged: load another file")
-        ours = self.logits(self.body(input_ids=ids).last_hidden_state).float()
+        with self._precision():
+            theirs = self.lm(input_ids=ids).logits.float()
+            if not theirs.isfinite().all():
+                raise ConfigError("model: its logits are not finite, so its weights are damaged: load another file")
+            ours = self.logits(self.body(input_ids=ids).last_hidden_state).float()
         return th.allclose(theirs, ours, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
         """Logits by the model's own forward, whose body is made to return `hidden`."""
         body, name = self.body, self.lm.base_model_prefix
+        hidden = hidden.to(self.lm.get_output_embeddings().weight.dtype)
         setattr(self.lm, name, _Given(hidden.unsqueeze(0) if hidden.dim() == 2 else hidden))
         try:
             logits = self.lm(input_ids=hidden.new_zeros(1, hidden.shape[-2], dtype=th.long)).logits

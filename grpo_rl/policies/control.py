@@ -8,13 +8,16 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from grpo_rl.errors import ConfigError
 from grpo_rl.normalize import RunningNorm
+from grpo_rl.precision import autocast
 
 
 class NormalizedExtractor(BaseFeaturesExtractor):
@@ -70,6 +73,9 @@ class ControlPolicy(ActorCriticPolicy):
     a value head. Adam is the fused one unless `optimizer_kwargs` says otherwise (same results, a third of the time).
     """
 
+    autocast: th.dtype | None = None
+    """What the networks compute in, see `compute_in`; None: float32."""
+
     def __init__(self, *args: Any, value_head: bool = False, normalize_obs: bool = False, **kwargs: Any) -> None:
         self.has_value = value_head
         self.normalize_obs = normalize_obs
@@ -87,6 +93,21 @@ class ControlPolicy(ActorCriticPolicy):
         if isinstance(actor := getattr(self, "features_extractor", None), NormalizedExtractor):
             normalized.norms = actor.norms  # the critic's own extractor shares the actor's statistics
         return normalized
+
+    def compute_in(self, dtype: th.dtype | None) -> None:
+        """Networks run in `dtype` by autocast from now on, None: in float32. Means, logits and values are float32.
+
+        Raises:
+            ConfigError: With gSDE, whose noise is a product that autocast would round.
+        """
+        if dtype is not None and self.use_sde:
+            raise ConfigError(
+                'precision: use_sde=True needs "32-true", as its log-probabilities are products of matrices'
+            )
+        if dtype is not None and self.autocast is None:
+            for net in (self.action_net, self.value_net) if self.has_value else (self.action_net,):
+                net.register_forward_hook(_to_float32)
+        self.autocast = dtype
 
     def update_normalizer(self, observations: PyTorchObs) -> None:
         """Moves the observation statistics by raw observations (M, ...); nothing to do without `normalize_obs`."""
@@ -132,7 +153,8 @@ class ControlPolicy(ActorCriticPolicy):
     ) -> tuple[th.Tensor, th.Tensor | None, th.Tensor]:
         """Actions (N, ...), values (N, 1) or None, and log-probabilities (N,) for observations (N, ...)."""
         if self.has_value:
-            return super().forward(obs, deterministic)
+            with autocast(self.device, self.autocast):
+                return super().forward(obs, deterministic)
         distribution = self.get_distribution(obs)
         actions = distribution.get_actions(deterministic=deterministic)
         log_prob = distribution.log_prob(actions)
@@ -143,7 +165,8 @@ class ControlPolicy(ActorCriticPolicy):
     ) -> tuple[th.Tensor | None, th.Tensor, th.Tensor | None]:
         """Values (M, 1) or None, log-probabilities (M,) and entropies (M,) or None of given actions."""
         if self.has_value:
-            return super().evaluate_actions(obs, actions)
+            with autocast(self.device, self.autocast):
+                return super().evaluate_actions(obs, actions)
         distribution = self.get_distribution(obs)
         return None, distribution.log_prob(actions), distribution.entropy()
 
@@ -153,7 +176,17 @@ class ControlPolicy(ActorCriticPolicy):
             raise AttributeError(
                 "This policy is critic-free: it has no value function to ask. Build it with GRPO(..., value_head=True)."
             )
-        return super().predict_values(obs)
+        with autocast(self.device, self.autocast):
+            return super().predict_values(obs)
+
+    def get_distribution(self, obs: PyTorchObs) -> Distribution:
+        """The distribution of actions for observations (N, ...)."""
+        with autocast(self.device, self.autocast):
+            return super().get_distribution(obs)
+
+
+def _to_float32(module: nn.Module, inputs: Any, output: th.Tensor) -> th.Tensor:
+    return output.float()
 
 
 class MlpPolicy(ControlPolicy):

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import copy
-import tempfile
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, check_number, check_whole
 from grpo_rl.logprobs import candidate_logits
-from grpo_rl.policies.causal_lm import CausalLM, Model, add_lora, base_model, load_model
+from grpo_rl.policies.causal_lm import CausalLM
+from grpo_rl.policies.models import Model, base_model, make_model, portable_model, widen
+from grpo_rl.policies.saving import save_model
 from grpo_rl.text.generation import Generation, generate, positions
-from grpo_rl.text.tokenizing import Encoder
+from grpo_rl.text.portable import encoder_of, portable_encoder
+from grpo_rl.text.tokenizing import Encoder, TokenText, prompts_of
 
 PRECISIONS = {"bf16": th.bfloat16, "fp16": th.float16, "fp32": th.float32}
 
@@ -33,23 +36,29 @@ class CausalLMPolicy(BasePolicy):
         observation_space, action_space: text; or those of a `TokenEnv`, whose agent chooses token by token.
         lr_schedule: the optimiser starts with its value at 1.
         use_sde: not offered.
-        model: a path or hub id, a module (used as it is, and trained), a function that makes one, or a configuration.
+        model: a path or hub id, a module (also PEFT's; it is trained itself, no copy), a function that makes one, or a
+            configuration.
         tokenizer: of transformers. None: the env's.
         temperature, top_k, top_p: of the distribution that is sampled, trained and compared: one and the same.
         value_head: a linear value function on the model's last hidden state. critic: "separate" gives the value
             function a body of its own, a copy of the model's.
         lora: rank, or arguments of `peft.LoraConfig`; None: all of the model's parameters are trained.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
-        autocast: "bf16" or "fp16": the forward passes run in it; log-probabilities stay fp32. None: as the model is.
-        dtype: "bf16" or "fp32": what the parameters are loaded or turned into. None: as they are.
+        autocast: "bf16" or "fp16": the forward passes run in it; log-probabilities stay fp32. None: "bf16" where the
+            trained parameters came as that and `dtype` is left, else as the model is.
+        dtype: "fp32" or "bf16": what all parameters are turned into; trained in bf16, small steps are lost. None:
+            those that are trained become fp32, frozen ones (under adapters) stay as they are.
         share_prefix: a prompt is read once for all of its rows in the update, too, where that pays.
         chunk: rows whose logits are held at once; None: about 8 MiB of them.
         rows_at_once: rows that are sampled together.
         encoder: how texts become ids. None: the env's, or made from `tokenizer`.
+        vocabulary: digest of the vocabulary that the model has been trained with, `Encoder.vocabulary`; files of agents
+            hold it. None: that of the first tokenizer that comes.
         optimizer_class, optimizer_kwargs: AdamW without weight decay.
 
     Raises:
-        ConfigError: `model` is none, the tokenizer has ids beyond it, or nothing in it is trainable.
+        ConfigError: `model` is none, the tokenizer has ids beyond it, nothing in it is trainable, a number is out of
+            range, or there are no such adapters.
     """
 
     backbone: CausalLM
@@ -76,10 +85,11 @@ class CausalLMPolicy(BasePolicy):
         chunk: int | None = None,
         rows_at_once: int = 256,
         encoder: Encoder | dict[str, Any] | None = None,
+        vocabulary: str | None = None,
         optimizer_class: type[th.optim.Optimizer] = th.optim.AdamW,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        _check(model, use_sde, temperature, top_k, top_p, critic, value_head, autocast, dtype)
+        _check(model, use_sde, temperature, top_k, top_p, critic, value_head, autocast, dtype, rows_at_once, chunk)
         assert model is not None
         super().__init__(
             observation_space,
@@ -104,9 +114,9 @@ class CausalLMPolicy(BasePolicy):
             "chunk": chunk,
             "rows_at_once": rows_at_once,
         }
-        loaded = load_model(model, None if dtype is None else PRECISIONS[dtype])
-        if lora is not None:
-            loaded = add_lora(loaded, lora)
+        loaded, computed_in = make_model(model, lora, None if dtype is None else PRECISIONS[dtype])
+        if autocast is None and computed_in is not None:
+            autocast = self._arguments["autocast"] = "bf16"
         self.backbone = CausalLM(
             loaded,
             temperature,
@@ -117,12 +127,15 @@ class CausalLMPolicy(BasePolicy):
             share_prefix,
             chunk,
         )
-        self.encoder = _encoder(encoder, tokenizer)
+        self.vocabulary = vocabulary
+        self.encoder = encoder_of(encoder, tokenizer)
         if self.encoder is not None:
             self.fit(self.encoder)
         self.value_net = self.critic = None
         if value_head:
             self.critic = self.backbone.copy_of_body().requires_grad_(True) if critic == "separate" else None
+            if self.critic is not None and dtype is None:
+                widen(self.critic)
             self.value_net = nn.Linear(self.backbone.width, 1)
             nn.init.zeros_(self.value_net.weight)
             nn.init.zeros_(self.value_net.bias)
@@ -141,14 +154,31 @@ class CausalLMPolicy(BasePolicy):
         """Whether the model lies under PEFT's adapters, so that it is its own reference."""
         return base_model(self.backbone.model) is not self.backbone.model
 
+    def compute_in(self, dtype: th.dtype | None) -> None:
+        """The forward passes run in `dtype` by autocast from now on; None: as `autocast` says."""
+        if dtype is not None:
+            self.backbone.autocast = dtype
+
+    @property
+    def autocast(self) -> th.dtype | None:
+        """What the forward passes run in; None: as the model is."""
+        return self.backbone.autocast
+
     def fit(self, encoder: Encoder) -> None:
         """From now on texts become ids as `encoder` says, which takes the model's limits.
 
         Raises:
-            ConfigError: It has ids that the model does not embed.
+            ConfigError: It has ids that the model does not embed, or others than those that this policy has been
+                trained with.
         """
         encoder.fit_model(self.backbone.vocab_size, self.backbone.context, self.backbone.eos_ids)
-        self.encoder = encoder
+        if self.vocabulary not in (None, encoder.vocabulary):
+            raise ConfigError(
+                "the tokenizer gives other ids to its tokens than the one that this policy was trained with, so that"
+                " the model would read and write other texts: give the env that tokenizer (policy.encoder.tokenizer)."
+                " Where the change is meant, set policy.vocabulary = None first, and the env by set_env then"
+            )
+        self.encoder, self.vocabulary = encoder, encoder.vocabulary
 
     def frozen_copy(self) -> CausalLMPolicy:
         """A copy for reference: no optimiser, no gradient, no value function."""
@@ -230,48 +260,60 @@ class CausalLMPolicy(BasePolicy):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[Any, Any]:
-        """The completion of a text: a str for a str, a list for a list (or array) of them; `state` passes through.
+        """The completion of a prompt: a str for one, a list for a list (or array) of them; `state` passes through.
 
-        Observations of a `TokenEnv` get its actions, as in SB3. `deterministic` takes the most likely tokens; sampling
-        is seeded by numpy's global generator.
+        A prompt is a text or a list of messages, and becomes ids as in training: through the chat template where that
+        was on chats, a text as the user's message, with the system prompt. Observations of a `TokenEnv` get its
+        actions, as in SB3. `deterministic` takes the most likely tokens; sampling is seeded by numpy's generator.
+
+        Raises:
+            ConfigError: No prompts, one that leaves no room for a completion, no tokenizer, or a text in the middle of
+                an episode, which is not the whole conversation.
         """
-        if isinstance(observation, dict):
-            return super().predict(observation, state, episode_start, deterministic)
+        if isinstance(observation, Mapping) and "role" not in observation:
+            return super().predict(observation, state, episode_start, deterministic)  # type: ignore[arg-type]
         if self.encoder is None:
             raise ConfigError("predict needs a tokenizer: policy_kwargs={'tokenizer': …}, or an env, which has one")
-        single = isinstance(observation, str)
-        texts = [observation] if single else list(np.atleast_1d(np.asarray(observation, dtype=object)))
-        for text in texts:
-            if not isinstance(text, str):
-                raise ConfigError(f"predict: expected a text or a list of texts, got {text!r:.80}")
+        sources, single = prompts_of(observation)
+        going_on = [] if episode_start is None else (~np.asarray(episode_start, bool)).tolist()
+        if any(now and not isinstance(text, TokenText) for text, now in zip(sources, going_on, strict=False)):
+            raise ConfigError(
+                "predict: this env shows what was said last, and the model needs all of the conversation. Evaluate on"
+                " TurnVecEnv(lambda: YourEnv(), tokenizer), which shows that"
+            )
         self.set_training_mode(False)
-        seeds = None if deterministic else np.random.randint(2**62, size=len(texts))
-        prompts = [self.encoder.ids_of(text) for text in texts]
+        seeds = None if deterministic else np.random.randint(2**62, size=len(sources))
+        prompts = [self.encoder.ids_of(source) for source in sources]
         for row, ids in enumerate(prompts):
             self.encoder.check_length(len(ids), f"predict, text {row}")
-        said = (
-            [self.encoder.decode(ids) for ids in self.sample(prompts, 1, self.encoder.max_new_tokens, seeds).ids]
-            if texts
-            else []
-        )
-        return (said[0] if single else said), state
+        if not prompts:
+            return [], state
+        said = self.sample(prompts, 1, self.encoder.max_new_tokens, seeds).ids
+        texts = [self.encoder.decode(ids) for ids in said]
+        return (texts[0] if single else texts), state
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         return self(observation, deterministic)[0]
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Writes the model (or its adapters) and the tokenizer as transformers and PEFT load them."""
-        self.backbone.model.save_pretrained(path)  # type: ignore[operator]
+    def save_pretrained(self, path: str | Path, merge: bool = False) -> None:
+        """Writes the model and the tokenizer as transformers loads them; the value function is left out.
+
+        Args:
+            path: A folder, made if needed.
+            merge: Of a model under adapters, a whole model with them merged into its weights, which transformers loads
+                alone. Otherwise PEFT's adapters are written, and loading them needs the model that they lie on, too.
+        """
+        save_model(self.backbone.model, path, merge)
         if self.encoder is not None and hasattr(self.encoder.tokenizer, "save_pretrained"):
             self.encoder.tokenizer.save_pretrained(path)
 
     def portable(self) -> dict[str, Any]:
         """Arguments that build such a policy anywhere, without its weights: plain data, which a file can hold."""
-        config = self.backbone.lm.config.to_dict()
-        encoder = None if self.encoder is None else _portable_encoder(self.encoder)
-        return self._arguments | {"model": config, "encoder": encoder}
+        encoder = None if self.encoder is None else portable_encoder(self.encoder)
+        model = portable_model(self.backbone.model)
+        return self._arguments | {"model": model, "encoder": encoder, "vocabulary": self.vocabulary}
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
@@ -309,44 +351,6 @@ def _zero(progress: float) -> float:
     return 0.0
 
 
-def _encoder(encoder: Encoder | dict[str, Any] | None, tokenizer: Any) -> Encoder | None:
-    if isinstance(encoder, dict):
-        files = encoder["tokenizer"]
-        if tokenizer is None and files is None:
-            return None
-        return Encoder(**(encoder | {"tokenizer": _read_tokenizer(files) if tokenizer is None else tokenizer}))
-    if encoder is not None or tokenizer is None:
-        return encoder
-    return Encoder(tokenizer)
-
-
-def _portable_encoder(encoder: Encoder) -> dict[str, Any]:
-    """The encoder as plain data; its tokenizer as the text of its files, None where it writes none."""
-    fields = {name: getattr(encoder, name) for name in Encoder.__dataclass_fields__}
-    fields["stop_strings"], fields["eos_token_ids"] = list(encoder.stop.strings), list(encoder.eos_ids)
-    fields["chat_template_kwargs"] = dict(encoder.chat_template_kwargs)
-    fields["tokenizer"] = _tokenizer_files(encoder.tokenizer)
-    return fields
-
-
-def _tokenizer_files(tokenizer: Any) -> dict[str, str] | None:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            tokenizer.save_pretrained(folder)
-            return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
-        except (AttributeError, NotImplementedError, UnicodeDecodeError):  # one of the user's own
-            return None
-
-
-def _read_tokenizer(files: dict[str, str]) -> Any:
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in files.items():
-            (Path(folder) / Path(name).name).write_text(text, encoding="utf-8")
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
 def _check(
     model: Any,
     use_sde: bool,
@@ -357,21 +361,26 @@ def _check(
     value_head: bool,
     autocast: str | None,
     dtype: str | None,
+    rows_at_once: int,
+    chunk: int | None,
 ) -> None:
     if model is None:
         raise ConfigError("CausalLMPolicy: give policy_kwargs={'model': a path, a hub id or a module}")
     if use_sde:
         raise ConfigError("use_sde=True explores with continuous actions; a language model samples tokens")
-    if not temperature > 0:
+    check_number("temperature", temperature)
+    if not 0 < temperature < math.inf:
         raise ConfigError(f"temperature={temperature}: expected above 0; predict(…, deterministic=True) is greedy")
-    if not (isinstance(top_k, int) and top_k >= 0):
-        raise ConfigError(f"top_k={top_k!r}: expected a whole number, 0 for all tokens")
+    check_whole("top_k", top_k, 0)
+    check_number("top_p", top_p)
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p}: expected above 0 and up to 1, which keeps all tokens")
+    check_whole("rows_at_once", rows_at_once)
+    check_whole("chunk", 1 if chunk is None else chunk)
     if critic not in (None, "separate"):
         raise ConfigError(f'critic={critic!r}: expected "separate", or None for a head on the model itself')
     if critic is not None and not value_head:
         raise ConfigError(f'critic="{critic}" is a value function: it goes with value_head=True')
-    for name, value in (("autocast", autocast), ("dtype", dtype)):
-        if value is not None and value not in PRECISIONS:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(PRECISIONS)}")
+    for name, value, valid in (("autocast", autocast, ("bf16", "fp16")), ("dtype", dtype, ("fp32", "bf16"))):
+        if value is not None and value not in valid:
+            raise ConfigError(f"{name}={value!r:.80}: expected one of {', '.join(valid)}; None leaves it to the model")

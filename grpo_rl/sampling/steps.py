@@ -89,7 +89,7 @@ class StepSampler:
         elif grouping.kind == "episode":
             self.plan = EpisodeGroups(self, group_size, fork_prob)
         else:
-            self.plan = WindowGroups(self, group_size, fork_prob, reset_prob, respawn=not model.value_head)
+            self.plan = WindowGroups(self, group_size, fork_prob, reset_prob, respawn=not model.bootstraps)
         self.group_share = 1.0
         self.acting = Acting(model, env.num_envs)
         self._next_group = 0

@@ -24,12 +24,13 @@ REFILLS = 4
 
 @dataclass
 class _Conversation:
-    """A completion as it grows: what follows the prompt, and which of it the policy chose."""
+    """A completion as it grows: what follows the prompt, which of it the policy chose, and what each turn was given."""
 
     tokens: list[int] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
     log_probs: list[np.ndarray] = field(default_factory=list)
     entropies: list[np.ndarray] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
     truncated: bool = False
 
     def say(self, said: Generation, row: int) -> None:
@@ -111,6 +112,7 @@ class TokenSampler:
                 talks[row].say(said, i)
             going = []
             for row, reply in zip(live.tolist(), self.env.reply(live, said.ids), strict=True):
+                talks[row].rewards.append(reply.reward)
                 if not reply.done:
                     talks[row].hear(reply.ids)
                     going.append(row)
@@ -209,12 +211,14 @@ class _Rows:
             self.group,  # type: ignore[arg-type]
             self.rewards,
             self.matrix,
+            [[len(said) for said in talk.log_probs] for talk in self.talks],
+            [talk.rewards for talk in self.talks],
         )
 
 
 def completion_metrics(buffer: TokenBuffer, reward_names: Sequence[str], dropped_groups: int = 0) -> dict[str, float]:
     """Figures of a rollout, named as TRL's where the meaning is the same."""
-    outcome, scored, lengths = buffer.rewards.sum(axis=0), buffer.scored, buffer.lengths
+    outcome, scored, lengths = buffer.outcome, buffer.scored, buffer.lengths
     groups = np.unique(buffer.group[0], return_index=True)[1]
     tied, ended = buffer.tied(), ~buffer.truncated
     figures = {
@@ -226,6 +230,7 @@ def completion_metrics(buffer: TokenBuffer, reward_names: Sequence[str], dropped
         "completions/min_length": float(lengths.min()) if len(lengths) else 0.0,
         "completions/max_length": float(lengths.max(initial=0)),
         "completions/clipped_ratio": _mean(buffer.truncated),
+        "completions/unscored": _mean(~scored),
         "completions/mean_terminated_length": _mean(lengths[ended]),
         "completions/repetition": _mean([repetition(buffer.actions[: lengths[n], n]) for n in np.flatnonzero(lengths)]),
         "group/dropped": float(dropped_groups),

@@ -6,7 +6,9 @@ if TYPE_CHECKING:
     from grpo_rl.text.conversation import Conversation
     from grpo_rl.text.grouping import ByAbility, ByColumn, ByLength, ByPrompt
     from grpo_rl.text.prompt_env import PromptEnv
+    from grpo_rl.text.rewards import overlong
     from grpo_rl.text.spaces import Unicode
+    from grpo_rl.text.tasks import is_held_out
     from grpo_rl.text.token_env import TokenEnv
     from grpo_rl.text.tokenizing import TokenText, char_tokenizer
     from grpo_rl.text.toy import base_model
@@ -28,6 +30,8 @@ _HOME = {
     "Unicode": "spaces",
     "base_model": "toy",
     "char_tokenizer": "tokenizing",
+    "is_held_out": "tasks",
+    "overlong": "rewards",
 }
 
 __all__ = [
@@ -45,6 +49,8 @@ __all__ = [
     "Unicode",
     "base_model",
     "char_tokenizer",
+    "is_held_out",
+    "overlong",
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, check_whole
 from grpo_rl.text.spaces import Unicode
 from grpo_rl.text.tokenizing import Encoder, TokenText
 
@@ -24,10 +24,13 @@ class Conversation(gym.Wrapper[str, str, str, str]):
         max_turns: Completions at most.
 
     Raises:
-        ConfigError: Other spaces.
+        ConfigError: Other spaces, or `max_turns` below 1.
     """
 
     def __init__(self, env: gym.Env, encoder: Encoder, max_turns: int = 16) -> None:
+        if not isinstance(env, gym.Env):
+            raise ConfigError(f"expected a gymnasium.Env, got {env!r:.80}")
+        check_whole("max_turns", max_turns)
         super().__init__(env)
         for name, space in (("observation", env.observation_space), ("action", env.action_space)):
             if not isinstance(space, gym.spaces.Text):

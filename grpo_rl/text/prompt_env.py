@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, VecEnvError
 from grpo_rl.text.grouping import Grouping, parse_grouping
 from grpo_rl.text.rewards import RewardFunction, Rewards
 from grpo_rl.text.spaces import Unicode
@@ -90,6 +90,14 @@ class PromptEnv(gym.Env[str, str]):
         self.prompt: Prompt | None = None
 
     @property
+    def num_envs(self) -> int:
+        """What SB3's VecEnvs have, and their wrappers ask for first. Raises VecEnvError: this is one env."""
+        raise VecEnvError(
+            "PromptEnv is one env, and SB3's wrappers of VecEnvs (VecNormalize, VecMonitor …) do not take it. Give it"
+            " to GRPO as it is: rewards are scaled by reward_weights and advantage_scale, and episodes are monitored"
+        )
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt and completion together."""
         return self.source.longest + self.encoder.max_new_tokens
@@ -99,6 +107,8 @@ class PromptEnv(gym.Env[str, str]):
         super().reset(seed=seed)
         if seed is not None:
             self.source.seed(int(self.np_random.integers(2**31)))
+        if not isinstance(options, Mapping | None) or (options or {}).keys() - {"row"}:
+            raise ConfigError(f'reset: expected options={{"row": i}}, got {options!r:.80}')
         row = (options or {}).get("row")
         self.prompt = self.source.draw() if row is None else self.source[row]
         return TokenText(self.prompt.text, self.prompt.ids), {"row": self.prompt.row}

@@ -4,15 +4,18 @@
 
 A function is called by keyword with `prompts`, `completions`, `completion_ids`, `prompt_ids`, `prompt_texts` (what the
 model read, chat template included) and each column of the dataset, all lists of N; it gets those that it names, or all
-if it takes **kwargs. Where a prompt is a list of messages, so is its completion. None means "no opinion".
+if it takes **kwargs. Where a prompt is a list of messages, so is its completion. None means "no opinion". The lists are
+its own: it may change them. An `async def` function is awaited, on one event loop that lives as long as the program.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,30 @@ import numpy as np
 from grpo_rl.errors import ConfigError, warn
 from grpo_rl.text.tasks import Prompt
 
-RewardFunction = Callable[..., Sequence[float | None]]
+RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+
+
+def overlong(max_length: int, cache: int) -> RewardFunction:
+    """A reward function that punishes long completions softly (DAPO, arXiv 2503.14476, equation 13).
+
+    0 up to max_length − cache tokens, from there falling in a straight line to −1 at `max_length`, and −1 beyond. With
+    `max_length` = max_new_tokens a completion that was cut gets −1, and one that came near is told before it is. It is
+    one more function of `PromptEnv`, with a weight; `mask_truncated` would leave cut completions out instead.
+
+    Args:
+        max_length: L_max, in tokens of the completion, its EOS included.
+        cache: L_cache, the tokens before `max_length` over which the punishment grows; 1 … max_length.
+
+    Raises:
+        ConfigError: Another `cache`.
+    """
+    if not 1 <= cache <= max_length:
+        raise ConfigError(f"overlong: expected 1 ≤ cache ≤ max_length={max_length} tokens, got cache={cache}")
+
+    def overlong(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [max(-1.0, min(0.0, (max_length - cache - len(ids)) / cache)) for ids in completion_ids]
+
+    return overlong
 
 
 class Rewards:
@@ -46,16 +72,19 @@ class Rewards:
     def __init__(
         self, functions: RewardFunction | Sequence[RewardFunction], weights: Sequence[float] | None = None
     ) -> None:
-        self.functions = [functions] if callable(functions) else list(functions)
+        several = isinstance(functions, Sequence) and not isinstance(functions, str)
+        self.functions = [functions] if callable(functions) else list(functions) if several else []
         if not self.functions or not all(map(callable, self.functions)):
             raise ConfigError(f"reward_funcs: expected one or more functions, got {functions!r:.200}")
         self.names = _names(self.functions)
-        self.weights = np.ones(len(self.functions)) if weights is None else np.asarray(weights, np.float64)
-        if self.weights.shape != (len(self.functions),) or not np.isfinite(self.weights).all():
+        given = np.ones(len(self.functions)) if weights is None else np.asarray(weights)
+        numbers = given.dtype.kind in "iuf" and given.shape == (len(self.functions),)
+        if not numbers or not np.isfinite(given).all():
             raise ConfigError(
                 f"reward_weights: expected {len(self.functions)} finite numbers, one for each of"
                 f" {', '.join(self.names)}, got {weights!r}"
             )
+        self.weights = given.astype(np.float64)
         self.failures = np.zeros(len(self.functions), np.int64)
         self._calls = np.zeros(len(self.functions), np.int64)  # failing ones
         self._worked = [False] * len(self.functions)
@@ -152,7 +181,11 @@ def _call(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[Any
         parameters = []  # type: ignore[assignment]
     everything = not parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {parameter.name for parameter in parameters}
-    answers = function(**{name: column for name, column in arguments.items() if everything or name in named})
+    answers: Any = function(
+        **{name: _fresh(column) for name, column in arguments.items() if everything or name in named}
+    )
+    if inspect.isawaitable(answers):
+        answers = _awaited(answers)
     n_rows = len(arguments["prompts"])
     try:
         answers = list(answers)
@@ -161,6 +194,36 @@ def _call(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[Any
     if len(answers) != n_rows:
         raise ConfigError(f"it gave {len(answers)} values for {n_rows} rows; expected one a row")
     return answers
+
+
+def _fresh(value: Any) -> Any:
+    """A copy of lists and dicts, and of those in them; all else is handed over as it is."""
+    if type(value) is dict:
+        return {name: _fresh(part) for name, part in value.items()}
+    if type(value) is list:
+        return [_fresh(part) if type(part) in (list, dict) else part for part in value]
+    return value
+
+
+def _awaited(answers: Awaitable[Any]) -> Any:
+    """What an `async def` function gives: waits for it, in a notebook too, where this thread has a running loop."""
+
+    async def wait() -> Any:
+        return await answers
+
+    future = asyncio.run_coroutine_threadsafe(wait(), _loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # where the waiting was broken off
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One for all: what a function has opened on it, such as connections, it finds again at its next call."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    return loop
 
 
 def _number(answer: Any) -> float:

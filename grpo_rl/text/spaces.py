@@ -3,6 +3,7 @@
 import string
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Text
 
 LONGEST = 1 << 20
@@ -13,7 +14,8 @@ class Unicode(Text):
     """All strings of 0 … `max_length` characters, whatever the characters are.
 
     Samples are short and printable, as they are only looked at. As there is no finite set of characters, the space
-    has no array form: `gymnasium.spaces.flatten` refuses it.
+    has no array form: `gymnasium.spaces.flatten` refuses it. Several texts side by side are an array of objects: shape
+    () and dtype object say so to SB3's DummyVecEnv, in which `evaluate_policy` steps an env.
 
     Args:
         max_length: In characters, both ends included.
@@ -22,6 +24,7 @@ class Unicode(Text):
 
     def __init__(self, max_length: int = LONGEST, seed: int | None = None) -> None:
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
+        self._shape, self.dtype = (), np.dtype(object)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """A random printable text of 0 … 32 characters; masks as `Text.sample` takes them."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo_rl.errors import ConfigError, warn
-from grpo_rl.text.tokenizing import Encoder, Messages
+from grpo_rl.errors import ConfigError, check_seed, warn
+from grpo_rl.text.tokenizing import Encoder, Messages, is_messages
 
 RESERVED = ("prompts", "completions", "completion_ids", "prompt_ids", "prompt_texts")
 CHECKED_ROWS = 2_000
@@ -37,6 +38,20 @@ class Prompt:
     source: str | Messages
     row: int
     columns: Mapping[str, Any]
+
+
+def is_held_out(key: Any, one_in: int = 8) -> bool:
+    """Whether a task is kept out of training: one in so many are, by a checksum of what makes them the same task.
+
+    The same key gives the same answer everywhere and always, however a dataset is drawn, so that training, evaluation
+    and the making of a base model agree without a list. Give what the answer depends on, in a fixed order:
+    `is_held_out(sorted([a, b]))` for the sum of a and b.
+
+    Args:
+        key: Numbers, texts, or lists or tuples of these, whose `repr` is the same everywhere.
+        one_in: 2 or more.
+    """
+    return zlib.crc32(repr(key).encode()) % one_in == 0
 
 
 class Rows:
@@ -75,6 +90,11 @@ class Rows:
                     "prompts: a streamed dataset has no rows to draw from; take some: list(dataset.take(10_000))"
                 )
             self._rows = list(source)
+        elif isinstance(source, Mapping) and hasattr(source, "column_names"):
+            names = ", ".join(map(str, source))
+            raise ConfigError(
+                f'prompts: a {self.name} of {names}: give one of them, such as dataset["{next(iter(source))}"]'
+            )
         else:
             raise ConfigError(
                 "prompts: expected a list of texts or rows, the path of a JSONL file, a datasets.Dataset or a dataset"
@@ -109,7 +129,7 @@ class Rows:
             raise ConfigError(
                 f"prompts, row {index}: column {taken[0]!r} has the name of what reward functions get anyway; rename it"
             )
-        if not (isinstance(prompt, str) or _is_chat(prompt)):
+        if not (isinstance(prompt, str) or is_messages(prompt)):
             raise ConfigError(
                 f"prompts, row {index}: expected a text, or messages such as"
                 f' [{{"role": "user", "content": "…"}}], got {prompt!r:.200}'
@@ -147,8 +167,10 @@ class PromptSource:
         """The prompt of a row.
 
         Raises:
-            ConfigError: It cannot be encoded, or leaves no room for a completion.
+            ConfigError: There is no such row, it cannot be encoded, or leaves no room for a completion.
         """
+        if isinstance(row, bool) or not isinstance(row, int | np.integer) or not 0 <= row < len(self.rows):
+            raise ConfigError(f"prompts: there is no row {row!r:.80}; expected 0 … {len(self.rows) - 1}")
         source, columns = self.rows[row]
         try:
             text, ids = self.encoder.prompt(source)
@@ -164,6 +186,7 @@ class PromptSource:
             ConfigError: As the constructor.
         """
         sources = [self.rows[row][0] for row in range(min(len(self.rows), CHECKED_ROWS))]
+        self.encoder.hear(sources)
         try:
             lengths = self.encoder.lengths(sources)
         except ConfigError:  # of a row that is to be named
@@ -175,6 +198,7 @@ class PromptSource:
 
     def seed(self, seed: int | None) -> None:
         """Starts the order anew."""
+        check_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._order: list[int] = []
 
@@ -201,14 +225,6 @@ class PromptSource:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._rng, self._order = copy.deepcopy(state["rng"]), list(state["order"])
-
-
-def _is_chat(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and len(prompt) > 0
-        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in prompt)
-    )
 
 
 def _read_jsonl(path: Path) -> list[Any]:

@@ -13,10 +13,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from grpo_rl.errors import ConfigError, ForkError
+from grpo_rl.errors import ConfigError, ForkError, check_whole
 from grpo_rl.text.conversation import Conversation
 from grpo_rl.text.prompt_env import PromptEnv
-from grpo_rl.text.tokenizing import Encoder, TokenText, left_pad, pad_id
+from grpo_rl.text.tokenizing import Encoder, TokenText, checked_encoding, left_pad, pad_id
 
 Obs = dict[str, NDArray[Any]]
 
@@ -55,12 +55,17 @@ class TokenEnv(gym.Env[Obs, np.int64]):
         max_turns: int = 16,
         **encoding: Any,
     ) -> None:
+        if not isinstance(env, gym.Env):
+            raise ConfigError(f"TokenEnv: expected an env, got {env!r:.80}")
+        for name, value in (("max_turns", max_turns), ("max_length", max_length), ("vocab_size", vocab_size)):
+            check_whole(name, 1 if value is None else value)
         if isinstance(env, PromptEnv):
             if tokenizer is not None or max_new_tokens is not None or encoding:
                 raise ConfigError("TokenEnv: a PromptEnv brings its tokenizer and limits; give them there")
             self.encoder, length = env.encoder, env.longest
         else:
-            self.encoder = Encoder(tokenizer, max_new_tokens or 64, context=max_length, **encoding)
+            tokens = 64 if max_new_tokens is None else max_new_tokens
+            self.encoder = Encoder(tokenizer, tokens, **({"context": max_length} | dict(checked_encoding(encoding))))
             env, length = Conversation(env, self.encoder, max_turns), self.encoder.context or 0
         self.max_length = length if max_length is None else max_length
         if not self.max_length:
@@ -100,8 +105,19 @@ class TokenEnv(gym.Env[Obs, np.int64]):
         return self._observe(), info
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        self.completion.append(int(action))
-        self.ids.append(int(action))
+        """Adds a token.
+
+        Raises:
+            ConfigError: It is none, or beyond the vocabulary.
+            ResetNeeded: The conversation has not begun.
+        """
+        token = np.asarray(action)
+        if token.shape != () or token.dtype.kind not in "iu" or not 0 <= token < self.vocab_size:
+            raise ConfigError(f"action: expected the id of a token, 0 … {self.vocab_size - 1}, got {action!r:.80}")
+        if not self.ids:
+            raise gym.error.ResetNeeded("TokenEnv.step before reset")
+        self.completion.append(int(token))
+        self.ids.append(int(token))
         full = len(self.ids) == self.max_length
         over = self.encoder.ended(self.completion) or len(self.completion) == self.encoder.max_new_tokens
         if not (over or full):

@@ -6,13 +6,17 @@ than those that were sampled, and then their log-probabilities would be of anoth
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_rl.errors import ConfigError, warn
+from grpo_rl.errors import ConfigError, check_whole, did_you_mean, warn
+from grpo_rl.text.decoding import StopStrings, are
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,6 +52,8 @@ def char_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     Raises:
         ConfigError: A character comes twice, or there is none.
     """
+    if not isinstance(alphabet, str):
+        raise ConfigError(f"alphabet: expected a text, its characters, got {alphabet!r:.80}")
     if not alphabet or len(set(alphabet)) < len(alphabet):
         twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
         raise ConfigError(f"alphabet: expected different characters, got {alphabet!r}; more than once: {twice}")
@@ -60,6 +66,31 @@ def char_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special)
+
+
+def is_messages(prompt: Any) -> bool:
+    """Whether a prompt is a chat, a non-empty list of messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in prompt)
+    )
+
+
+def prompts_of(given: Any) -> tuple[list[Any], bool]:
+    """The prompts that `predict` was given, and whether it was one alone; ConfigError for what is none."""
+    single = isinstance(given, str) or is_messages(given)
+    if isinstance(given, np.ndarray):
+        given = np.atleast_1d(given)
+    several = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping)
+    sources = list(given) if several and not single else [given]
+    for source in sources:
+        if not isinstance(source, str) and not is_messages(source):
+            raise ConfigError(
+                "predict: expected a text or a list of texts, or messages in place of a text, such as"
+                f' [{{"role": "user", "content": "…"}}], got {source!r:.80}'
+            )
+    return sources, single
 
 
 def eos_ids(tokenizer: Any, more: Iterable[int] = ()) -> tuple[int, ...]:
@@ -93,31 +124,18 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int, length: int | None = None)
     return ids, mask
 
 
-class StopStrings:
-    """Says whether a completion holds one of some strings, whatever tokens it is spelled with.
+def vocabulary_of(tokenizer: Any) -> str:
+    """A digest of which token has which id, 16 hexadecimal digits: equal where a model can take either tokenizer."""
+    pairs = sorted((int(i), str(token)) for token, i in tokenizer.get_vocab().items())
+    return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=8).hexdigest()
 
-    Args:
-        tokenizer: Decodes.
-        strings: None of them empty.
 
-    Raises:
-        ConfigError: An empty string.
-    """
-
-    def __init__(self, tokenizer: Any, strings: Sequence[str] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.strings = (strings,) if isinstance(strings, str) else tuple(strings)
-        if "" in self.strings:
-            raise ConfigError('stop_strings: "" is in every text; give the strings that end a completion')
-        # A character is four tokens at most (bytes); what was in front of the last few has been looked at before.
-        self._tail = 4 * max(map(len, self.strings), default=0) + 4
-
-    def found(self, ids: Sequence[int]) -> bool:
-        """Whether a stop string is in what the last ids say. Call it after each token."""
-        if not self.strings:
-            return False
-        text = self.tokenizer.decode(list(ids[-self._tail :]), skip_special_tokens=False)
-        return any(string in text for string in self.strings)
+def checked_encoding(encoding: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`encoding`, arguments of `Encoder` beside its first two; ConfigError for a name that is none of them."""
+    valid = [name for name in Encoder.__dataclass_fields__ if name not in ("tokenizer", "max_new_tokens")]
+    if unknown := sorted(encoding.keys() - set(valid)):
+        raise ConfigError(f'no argument "{unknown[0]}": {did_you_mean(unknown[0], valid)}')
+    return encoding
 
 
 @dataclass
@@ -152,17 +170,29 @@ class Encoder:
     def __post_init__(self) -> None:
         if not callable(self.tokenizer) or not hasattr(self.tokenizer, "decode"):
             raise ConfigError(f"tokenizer: expected one of transformers, got {self.tokenizer!r}")
-        for name, value in (("max_new_tokens", self.max_new_tokens), ("context", self.context)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {value}")
+        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("context", 1 if self.context is None else self.context)
+        for name in ("system_prompt", "chat_template"):
+            if not isinstance(text := getattr(self, name), str | None):
+                raise ConfigError(f"{name}: expected a text, got {text!r:.80}")
+        if not isinstance(self.chat_template_kwargs, Mapping):
+            raise ConfigError(f"chat_template_kwargs: expected a dict, got {self.chat_template_kwargs!r:.80}")
+        if not are(self.eos_token_ids, int | np.integer):
+            raise ConfigError(f"eos_token_ids: expected a list of ids, got {self.eos_token_ids!r:.80}")
         self._warned, self._front = False, self._specials_in_front()
         self.stop = StopStrings(self.tokenizer, self.stop_strings)
+        self._decoder = self.stop.decoder
         self.eos_ids = eos_ids(self.tokenizer, self.eos_token_ids)
         longest = getattr(self.tokenizer, "model_max_length", None)
         if self.context is None and longest is not None and longest <= UNBOUNDED:
             self.context = int(longest)
         if self.chat:
             self._require_template("chat=True")
+
+    @functools.cached_property
+    def vocabulary(self) -> str:
+        """`vocabulary_of` its tokenizer, as it was at the first look."""
+        return vocabulary_of(self.tokenizer)
 
     def prompt(self, source: str | Messages) -> tuple[str, tuple[int, ...]]:
         """The whole text of a prompt and its ids, special tokens in front included.
@@ -195,9 +225,14 @@ class Encoder:
             for source, row in zip(sources, rows, strict=True)
         ]
 
-    def ids_of(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that an env has shown, or those of `text` as a prompt of one's own."""
-        return text.ids if isinstance(text, TokenText) else self.prompt(text)[1]
+    def ids_of(self, source: str | Messages) -> tuple[int, ...]:
+        """The ids of a text that an env has shown, or those of `source` as a prompt of one's own."""
+        return source.ids if isinstance(source, TokenText) else self.prompt(source)[1]
+
+    def hear(self, sources: Iterable[str | Messages]) -> None:
+        """Settles `chat` where it was left: a task of messages only is a chat, and texts are a user's from then on."""
+        if self.chat is None and all(not isinstance(source, str) for source in sources):
+            self.chat = True
 
     def reply(self, text: str, completion: Sequence[int]) -> tuple[int, ...]:
         """The ids that what an env says adds after a completion: to be read by the model, not to be trained on.
@@ -219,14 +254,16 @@ class Encoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion, without special tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return self._decoder(ids)
 
     def ended(self, ids: Sequence[int]) -> bool:
         """Whether a completion has ended by itself: by an EOS or a stop string."""
         return bool(ids) and (ids[-1] in self.eos_ids or self.stop.found(ids))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text alone, without special tokens."""
+        """The ids of a text alone, without special tokens; ConfigError for what is none."""
+        if not isinstance(text, str):
+            raise ConfigError(f"expected a text, got {text!r:.80}")
         return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def is_chat(self, source: str | Messages) -> bool:
@@ -283,13 +320,18 @@ class Encoder:
 
     def _template(self, messages: Messages) -> str:
         self._require_template("a prompt is a list of messages")
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=True,
-            chat_template=self.chat_template,
-            **self.chat_template_kwargs,
-        )
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                chat_template=self.chat_template,
+                **self.chat_template_kwargs,
+            )
+        except TemplateError as error:
+            raise ConfigError(f"the chat template does not take {messages!r:.200}: {error}") from error
 
     def _require_template(self, why: str) -> None:
         if self.chat_template is None and not getattr(self.tokenizer, "chat_template", None):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 Examples = Callable[[np.random.Generator, int], Sequence[tuple[str, str]]]
 """(random generator, n) -> n pairs (prompt, right answer)."""
+TOLD_APART = 64
+"""Examples by which the cache tells tasks apart."""
+QUIET = 10.0
+"""Seconds between two lines about progress, where there is no terminal for a bar."""
 
 
 def cache_dir() -> Path:
@@ -74,6 +80,8 @@ def base_model(
 ) -> LlamaForCausalLM:
     """A tiny Llama that has learnt a task by half, from the cache if it was made before.
 
+    Making one takes a minute or so: stderr says so, with a bar on a terminal and a line every ten seconds elsewhere.
+
     Args:
         tokenizer: With an EOS token, which ends answers.
         examples: Draws the task's pairs.
@@ -89,10 +97,11 @@ def base_model(
 
     if not eos_ids(tokenizer):
         raise ConfigError("base_model: the tokenizer needs an EOS token, to learn where answers end")
-    sample = examples(np.random.default_rng(seed), 8)
+    sample = examples(np.random.default_rng(seed), TOLD_APART)
     settings = (sorted(tokenizer.get_vocab()), sample, steps, noise, batch_size, learning_rate, seed)
     folder = (cache or cache_dir()) / f"base-{zlib.crc32(repr(settings).encode()):08x}"
     if not (folder / "model.safetensors").is_file():
+        print(f"making a base model, once: {steps} steps of supervised training, kept in {folder}", file=sys.stderr)
         model, rng = tiny_llama(tokenizer, seed=seed), np.random.default_rng(seed)
         teach(model, tokenizer, lambda: garble(examples(rng, batch_size), rng, noise), steps, learning_rate)
         _keep(model, folder)
@@ -111,12 +120,27 @@ def teach(
     """`steps` steps of supervised training, each on the pairs that `batch()` gives."""
     optimizer = th.optim.AdamW(model.parameters(), lr=learning_rate)
     model.train()
-    for _ in range(steps):
+    for _ in _shown(steps):
         loss = _loss(model, tokenizer, batch())
         optimizer.zero_grad()
         loss.backward()
         th.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+
+
+def _shown(steps: int) -> Iterator[int]:
+    """range(steps), with what is done of it on stderr."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        yield from tqdm(range(steps), desc="base model", unit="step", leave=False)
+        return
+    said = time.monotonic()
+    for step in range(steps):
+        if time.monotonic() - said >= QUIET:
+            said = time.monotonic()
+            print(f"base model: {step / steps:4.0%} of {steps} steps", file=sys.stderr)
+        yield step
 
 
 def _loss(model: LlamaForCausalLM, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> th.Tensor:

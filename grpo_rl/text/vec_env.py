@@ -20,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from grpo_rl.errors import ConfigError
+from grpo_rl.errors import ConfigError, check_whole
 from grpo_rl.text.grouping import Grouping, Members, parse_grouping
 from grpo_rl.text.prompt_env import PromptEnv
 from grpo_rl.text.tasks import Prompt
@@ -95,6 +95,12 @@ class TextVecEnv(VecEnv):
             raise ConfigError(
                 f"{env}: whole completions do not pass through wrappers of a PromptEnv; put what {type(inner).__name__}"
                 " does into a reward function or into the dataset"
+            )
+        if isinstance(env, VecEnv):
+            raise ConfigError(
+                f"{type(env).__name__}: whole completions do not pass through SB3's VecEnvs and their wrappers. Give"
+                " the PromptEnv or the TurnVecEnv itself: episodes are monitored already, rewards are scaled by"
+                " reward_weights and advantage_scale, and texts have nothing to normalise or to stack"
             )
         raise ConfigError(
             f"{env}: a group needs several of it; give TurnVecEnv(lambda: YourEnv(), tokenizer, max_new_tokens=…)"
@@ -252,6 +258,9 @@ class PromptVecEnv(TextVecEnv):
     max_turns = 1
 
     def __init__(self, env: PromptEnv, n_envs: int = 1) -> None:
+        if not isinstance(env, PromptEnv):
+            raise ConfigError(f"PromptVecEnv: expected a PromptEnv, got {env!r:.80}; TurnVecEnv holds other text envs")
+        check_whole("n_envs", n_envs)
         super().__init__([env.column() for _ in range(n_envs)], env.encoder, env.grouping)
         self.task = env
         self.reward_names, self.reward_weights = env.rewards.names, env.rewards.weights

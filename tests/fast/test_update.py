@@ -19,6 +19,7 @@ from grpo_rl import GRPO, LinearSchedule
 from grpo_rl.checkpoint import load_checkpoint, save_checkpoint
 from grpo_rl.errors import NonFiniteError
 from grpo_rl.fast import update
+from grpo_rl.fast.acting import is_plain
 from grpo_rl.fast.update import NumpyUpdate, TorchUpdate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "agents"))
@@ -260,6 +261,16 @@ def test_tracing_and_comparing_move_no_statistics(monkeypatch):
         if not any(model._programs.programs.values()):  # by torch, with or without an attempt to trace it
             passes.append(float(model.policy.features_extractor.passes))
     assert len(passes) == 2 and passes[0] == passes[1] > 0
+
+
+def test_a_hook_on_the_policy_leaves_acting_and_learning_to_torch(at_once):
+    """As docs/learner.md says."""
+    plain, hooked = (grpo(DummyVecEnv([lambda: Spaces(box(3), box(1))] * 2)) for _ in range(2))
+    hooked.policy.register_forward_pre_hook(lambda policy, arguments: None)
+    for model, kind, acts in ((plain, NumpyUpdate, True), (hooked, TorchUpdate, False)):
+        model.learn(128)
+        assert type(model._programs.update(0.2)) is kind
+        assert is_plain(model.policy) is acts
 
 
 class Looking(nn.Tanh):

@@ -177,7 +177,7 @@ def test_a_monitor_that_forbids_early_resets_gets_batch_groups() -> None:
     assert "allow_early_resets=False" in model.groups.reason
     assert model.learn(128).num_timesteps == 128
     with pytest.raises(ConfigError, match=r"Monitor\(env, allow_early_resets=True\), or grouping='batch'"):
-        choose_grouping(strict(2), 2, "episode", "seed", value_head=False)
+        choose_grouping(strict(2), 2, "episode", "seed", bootstraps=False)
 
 
 def test_forks_need_no_early_resets() -> None:

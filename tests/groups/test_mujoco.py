@@ -479,10 +479,18 @@ def test_mistakes() -> None:
     env.reset()
     with pytest.raises(ConfigError, match=r"actions: expected shape \(2, 3\), got \(2, 4\)"):
         env.step(np.zeros((2, 4), np.float32))
-    with pytest.raises(ConfigError, match="n_envs: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match="n_envs=0: expected a whole number, 1 or more"):
         MujocoVecEnv("Hopper-v5", 0)
-    with pytest.raises(ConfigError, match="n_threads: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match="n_threads=0: expected a whole number, 1 or more"):
         MujocoVecEnv("Hopper-v5", 2, n_threads=0)
+    for arguments, words in (
+        ((5,), "expected a registered id"),
+        (("Hopper-v5", "8"), "n_envs='8': expected a whole n"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_vec(*arguments)
+    with pytest.raises(ConfigError, match="seed=-1: expected a whole number, 0 or more"):
+        make_vec("CartPole-v1", 2, seed=-1)
     with pytest.raises(ConfigError, match="CartPole-v1 is not one of Gymnasium's MuJoCo v5 tasks"):
         MujocoVecEnv("CartPole-v1", 2)
     with pytest.raises(ConfigError, match="multiple of group_size=2"):

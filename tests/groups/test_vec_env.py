@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from grpo_rl.errors import ConfigError, ForkError
 from grpo_rl.forks.snapshot import capture
 from grpo_rl.groups.make import make_group_env
+from grpo_rl.groups.mujoco import MujocoVecEnv
 from grpo_rl.groups.vec_env import GroupVecEnv
 
 
@@ -456,8 +457,25 @@ def test_ids_classes_factories_and_wrappers() -> None:
     [
         (lambda: make_group_env("Hoper-v5"), ConfigError, 'knows no "Hoper-v5": nearest: Hopper-v5'),
         (lambda: make_group_env("qqqqqqqq"), ConfigError, 'knows no "qqqqqqqq".*module:id'),
-        (lambda: make_group_env("CartPole-v1", n_groups=0), ConfigError, "n_groups: expected at least 1, got 0"),
-        (lambda: make_group_env("CartPole-v1", group_size=-1), ConfigError, "group_size: expected at least 1, got -1"),
+        (
+            lambda: make_group_env("CartPole-v1", n_groups=0),
+            ConfigError,
+            "n_groups=0: expected a whole number, 1 or",
+        ),
+        (
+            lambda: make_group_env("CartPole-v1", group_size=-1),
+            ConfigError,
+            "group_size=-1: expected a whole number",
+        ),
+        (lambda: make_group_env("CartPole-v1", "2"), ConfigError, "n_groups='2': expected a whole number, 1 or more"),
+        (lambda: make_group_env("CartPole-v1", seed="x"), ConfigError, "seed='x': expected a whole number, 0 or more"),
+        (
+            lambda: make_group_env("CartPole-v1", wrapper="TimeLimit"),
+            ConfigError,
+            "wrapper='TimeLimit': expected a w",
+        ),
+        (lambda: make_group_env(5), ConfigError, "expected an id, a class or a factory, got 5"),
+        (lambda: make_group_env(lambda: None), ConfigError, "expected that it makes a gymnasium.Env, got None"),
         (lambda: make_group_env(gym.make("CartPole-v1")), ConfigError, "needs an env of its own"),
         (lambda: GroupVecEnv([Reusing] * 7, 4), ConfigError, "got 7: use 4 or 8 envs, or a group_size of 1, 7"),
         (lambda: GroupVecEnv([Reusing] * 3, 4), ConfigError, "got 3: use 4 envs, or a group_size of 1, 3"),
@@ -472,6 +490,35 @@ def test_ids_classes_factories_and_wrappers() -> None:
 def test_errors_say_what_to_do(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("build", [lambda: make_group_env("CartPole-v1", 1, 4), lambda: MujocoVecEnv("Hopper-v5", 4)])
+def test_there_is_no_state_before_the_first_reset(build: Any) -> None:
+    env = build()
+    for use in (lambda: env.fork([0, 0, 0, 0]), lambda: env.snapshot(0)):
+        with pytest.raises(ConfigError, match=r"before the first reset\(\): .*call reset\(\) first"):
+            use()
+    env.reset()
+    env.fork([0, 0, 0, 0])
+    with pytest.raises(ConfigError, match="column: expected 0 … 3, got 'x'"):
+        env.snapshot("x")
+    with pytest.raises(ForkError, match="expected a snapshot"):
+        env.restore(0, None)
+
+
+@pytest.mark.parametrize("build", [lambda: make_group_env("CartPole-v1", 1, 4), lambda: MujocoVecEnv("Hopper-v5", 4)])
+def test_frozen_takes_a_list_of_booleans_and_nothing_else(build: Any) -> None:
+    env = build()
+    env.reset()
+    env.frozen = [True, False, False, True]
+    actions = np.zeros((4, *env.action_space.shape), env.action_space.dtype)
+    assert [info == {} for info in env.step(actions)[3]] == [True, False, False, True]
+    for wrong in ([0], [0, 1, 0, 1], [True], 5, "x"):
+        with pytest.raises(ConfigError, match=r"frozen: expected \(4,\) booleans, one for each column, got"):
+            env.frozen = wrong
+    assert env.frozen.tolist() == [True, False, False, True]
+    env.reset()
+    assert not env.frozen.any()
 
 
 class Watched(gym.Env):

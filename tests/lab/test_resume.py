@@ -243,6 +243,22 @@ def test_a_recipe_that_was_edited_is_said(tmp_path):
     assert not [line for line in said if "recipe.yaml" in line]
 
 
+def test_a_run_whose_numbers_overflow_says_what_to_change_before_it_goes_on(tmp_path):
+    wild = recipe(200)
+    wild.optimization |= {"learning_rate": 1e38, "max_grad_norm": 1e9}
+    with pytest.raises(RunStopped, match="is not finite") as stop:
+        train_run(wild, tmp_path, say=lambda line: None)
+    (run,) = tmp_path.iterdir()
+    assert f"first change in {run / 'recipe.yaml'} what is advised above" in str(stop.value)
+    with pytest.raises(RunStopped, match="is not finite"):  # as it is, it comes to the same point
+        resume_run(run, say=lambda line: None)
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace("learning_rate: 1.0e+38", "learning_rate: 1.0e-4"))
+    assert text != (run / "recipe.yaml").read_text()
+    resume_run(run, say=lambda line: None)
+    assert (run / "model.zip").exists()
+
+
 def test_an_evaluation_without_its_checkpoint_is_no_finished_run(tmp_path):
     run = train_run(recipe(600), tmp_path, say=lambda line: None)
     with pytest.raises(RunStopped):

@@ -1,5 +1,8 @@
 """Evaluation and checkpoints: what a run measures, and that measuring changes nothing."""
 
+import sys
+from importlib.metadata import version
+
 import numpy as np
 import pytest
 import torch as th
@@ -7,7 +10,7 @@ import torch as th
 from grpo_rl.errors import ConfigError
 from grpo_rl.lab.build import build_agent, build_env, open_run
 from grpo_rl.lab.plots import plot_runs, read_progress
-from grpo_rl.lab.run import evaluate, versions
+from grpo_rl.lab.run import _changed_versions, evaluate, versions
 from grpo_rl.recipes import make_recipe
 
 
@@ -66,6 +69,24 @@ def test_evaluation_leaves_the_random_numbers_of_training_alone():
     env.close()
 
 
+def test_an_agent_that_draws_by_numpy_is_seeded_and_training_goes_on_undisturbed():
+    """As language models do: the actions depend on the seed alone, and numpy's generator is afterwards where it was."""
+    drawn = []
+
+    class Drawing:
+        def predict(self, obs, deterministic):
+            drawn.append(np.random.randint(2**30))
+            return np.zeros(len(obs), int), None
+
+    np.random.seed(7)
+    for seed in (10, 10, 11):
+        evaluate(Drawing(), lengths_by_seed([1, 1]), episodes=1, deterministic=False, seed=seed)
+    after = np.random.randint(2**30)
+    assert drawn[0] == drawn[1] != drawn[2]
+    np.random.seed(7)
+    assert after == np.random.randint(2**30)
+
+
 def test_observations_pass_through_the_normaliser():
     seen = []
 
@@ -98,3 +119,19 @@ def test_progress_skips_rows_without_an_episode(tmp_path):
 
 def test_versions_name_what_the_numbers_depend_on():
     assert {"python", "grpo_rl", "torch", "stable_baselines3", "mujoco", "cpu", "cores"} <= versions().keys()
+
+
+def test_packages_of_language_models_are_named_where_they_are_in_use(monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(sys.modules, "transformers", object())
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    found = versions("trl", "torch")
+    assert found["transformers"] == version("transformers") and "peft" not in found
+    assert list(found).count("torch") == 1 and "trl" in found
+
+
+def test_a_version_that_was_not_written_down_is_no_change(monkeypatch):
+    before = versions() | {"numpy": "1.0"}
+    del before["torch"]  # as if an older grpo_rl had not known of it
+    assert _changed_versions(before) == f"numpy was 1.0, is {np.__version__}"
+    assert _changed_versions({}) == ""

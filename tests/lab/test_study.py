@@ -1,11 +1,15 @@
 """Studies: resumed where they stopped, repeated when settings change, reported with numbers worked out by hand."""
 
+import json
+
 import pytest
 
 from grpo_rl.errors import ConfigError
-from grpo_rl.lab.records import Row, Run, read_rows, write_rows
-from grpo_rl.lab.report import write_report
+from grpo_rl.lab.measurements import measured, read_table
+from grpo_rl.lab.records import Row, Run, Table, read_rows, write_rows
+from grpo_rl.lab.report import before, scores, write_report
 from grpo_rl.lab.study import bench, finished, load_study, run_once
+from grpo_rl.recipes import names
 
 STUDY = """
 description: a small one
@@ -129,12 +133,16 @@ def test_rows_survive_the_file(study, tmp_path):
         (("seeds: [0, 1]", "seeds: []"), "small.yaml: seeds are missing"),
         (("seeds", "seds"), "seeds are missing"),
         (("baseline: ppo", "baseline: pppo"), 'baseline: unknown "pppo": did you mean "ppo"?'),
-        (("baseline", "baselin"), 'unknown key "baselin": did you mean "baseline"?'),
+        (("baseline", "baselin"), 'unknown key "baselin": nearest: baseline'),
         (("every: 100", "every: 30"), "200 steps are no multiple of evaluation.every, 30"),
         (("every: 100, ", ""), "evaluation: expected a mapping with `every`"),
         (("last: 2", "lst: 2"), 'evaluation: unknown key "lst": did you mean "last"?'),
         (("group_size: 4", "groupsize: 4"), 'small.yaml (CartPole-v1, ours), optimization: unknown key "groupsize"'),
         (("targets: {CartPole-v1", "targets: {CartPole"), 'targets: unknown "CartPole": did you mean "CartPole-v1"?'),
+        (("seeds", "measurements: {fast: quick}\nseeds"), '"quick" names no code'),
+        (("seeds", "measurements: {fast: none.py:quick}\nseeds"), "no file"),
+        (("seeds", "measurements: {fast: math:pi}\nseeds"), "math:pi is no function"),
+        (("seeds", "measurements: {machine: math:pi}\nseeds"), "machine.json is taken"),
     ],
 )
 def test_a_mistake_in_a_study_is_named(tmp_path, change, message):
@@ -142,6 +150,107 @@ def test_a_mistake_in_a_study_is_named(tmp_path, change, message):
     with pytest.raises(ConfigError) as error:
         load_study(tmp_path / "small.yaml")
     assert message in str(error.value)
+
+
+MEASURING = """
+from pathlib import Path
+
+from grpo_rl.lab.records import Table
+
+def speed():
+    calls = Path(__file__).with_name("calls.txt")
+    calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+    return Table("Speed", ["who", "tokens", "CPU s"], [["ours", 12345, 0.123456], ["theirs", 7, None]], "One thread.")
+
+def broken():
+    return Table("Broken", ["one", "two"], [["one"]])
+"""
+
+
+@pytest.fixture
+def measuring(tmp_path):
+    """A study with nothing to train: its run is there. (study, folder of results, what was said)."""
+    text = STUDY.replace("[0, 1]", "[0]").split("  ppo:")[0].replace("baseline: ppo", "packages: [rich, not-there]")
+    (tmp_path / "small.yaml").write_text(f"{text}measurements: {{speed: 'measuring.py:speed'}}\n")
+    (tmp_path / "measuring.py").write_text(MEASURING)
+    study = load_study(tmp_path / "small.yaml")
+    (tmp_path / "out").mkdir()
+    write_rows(tmp_path / "out" / "runs.csv", rows_of(study, {("ours", 0): (9, 9)}))
+    return study, tmp_path / "out", []
+
+
+def test_a_measurement_is_made_once_kept_and_reported(measuring):
+    study, folder, said = measuring
+    assert study.missing(finished(study, folder), folder) == ["speed"]
+    for _ in range(2):
+        rows = bench(study, folder, say=said.append)
+    assert (study.path.parent / "calls.txt").read_text() == "x", "once"
+    assert [line.split(",")[0] for line in said if "measured" in line] == ["measured speed"]
+    assert study.missing(rows, folder) == []
+    table = read_table(folder / "speed.json")
+    assert table == Table(
+        "Speed", ["who", "tokens", "CPU s"], [["ours", 12345, 0.123456], ["theirs", 7, None]], "One thread."
+    )
+    text = write_report(study, rows, folder).read_text()
+    assert "## Speed\n\n| who | tokens | CPU s |\n|---|---|---|\n| ours | 12,345 | 0.1235 |\n| theirs | 7 | – |" in text
+    assert "One thread." in text
+    assert "[speed.json](speed.json)" in text
+    assert (folder / "curves-seconds.png").is_file()
+    machine = json.loads((folder / "machine.json").read_text())
+    assert machine["rich"][0].isdigit()
+    assert machine["not-there"] == "not installed"
+
+
+def test_a_measurement_is_repeated_when_its_code_changes_and_not_for_a_comment(measuring):
+    study, folder, said = measuring
+    bench(study, folder, say=said.append)
+    code = study.path.parent / "measuring.py"
+    code.write_text(MEASURING.replace("def speed():", "def speed():  # how fast"))
+    assert list(measured(study.measurements, folder)) == ["speed"]
+    code.write_text(MEASURING.replace("12345", "54321"))
+    assert measured(study.measurements, folder) == {}
+
+
+def test_a_measurement_that_fails_is_said(measuring):
+    study, folder, said = measuring
+    study.measurements = {"broken": study.measurements["speed"].replace(":speed", ":broken")}
+    rows = bench(study, folder, say=said.append)
+    assert "measurement broken: expected 2 cells in a row, got ['one']" in said[-1]
+    assert "expected 2 cells" in (folder / "broken.failed.log").read_text()
+    assert not (folder / "broken.json").exists()
+    assert study.missing(rows, folder) == ["broken"]
+
+
+def test_an_evaluation_before_training_is_step_0_and_no_score(study, tmp_path):
+    settings = study.settings(study.runs()[0])
+    study.evaluation.before = True
+    assert study.settings(study.runs()[0]) != settings, "rows without it do not do"
+    rows = run_once(study, Run("CartPole-v1", "ppo", 0))
+    assert [row.step for row in rows] == [0, 100, 200]
+    assert (rows[0].cpu_s, rows[0].wall_s) == (pytest.approx(0, abs=0.01), pytest.approx(0, abs=0.01))
+    # last: 2, and only one evaluation of training: the 4 of before is not among the scores.
+    rows = [
+        Row(*run, study.settings(run), step, score, score / 2, 1.0, 2.0)
+        for run in study.runs()
+        for step, score in ((0, 4 if run.agent == "ours" else 3), (100, 12))
+    ]
+    assert scores(rows, "CartPole-v1", "ours", "mode", 2).tolist() == [[12], [12]]
+    assert before(rows, "CartPole-v1", "ours", "sampled").tolist() == [[2], [2]]
+    text = write_report(study, rows, tmp_path).read_text()
+    assert "every 100 steps, and before training," in text
+    assert "| agent | seeds | steps | mode: before | sampled: before | mode: IQM |" in text
+    assert "| ours | 2 | 100 | 4 | 2 | 12 [12, 12] | 6 [6, 6] |" in text
+
+
+def test_committed_results_are_those_of_the_committed_studies():
+    """Digests are of settings alone: what is added to studies leaves them as they are."""
+    for name in names("experiments"):
+        study = load_study(name)
+        said = []
+        finished(study, study.folder(), said.append)
+        assert said == []
+        kept = {measure for measure in study.measurements if (study.folder() / f"{measure}.json").exists()}
+        assert kept == set(measured(study.measurements, study.folder())), "grpo-rl bench measures them again"
 
 
 def test_a_task_may_start_from_a_recipe(tmp_path):

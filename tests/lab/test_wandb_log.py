@@ -123,6 +123,20 @@ def test_a_run_that_stops_early_is_whole_and_marked_as_failed(tmp_path, monkeypa
     assert one(run, "exit").exit_code == 1
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), wandb.Error("its process has died")])
+def test_what_wandb_cannot_write_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch, capsys, error):
+    def log(run, numbers):
+        raise error
+
+    monkeypatch.setattr(wandb.Run, "log", log)
+    assert main(["train", "cartpole", *SHORT, "--wandb", "tests", "--out", str(tmp_path / "runs")]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "Weights & Biases" in line]
+    what = getattr(error, "strerror", None) or str(error)
+    assert said == [f"Weights & Biases' log cannot be written: {what}; the training goes on without that log"]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "evaluation.json").exists()
+
+
 def test_a_run_that_is_resumed_goes_on_in_its_wandb_run(tmp_path, monkeypatch):
     def stop(writer, values, excluded, step):
         raise KeyboardInterrupt

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.logger import configure
-from tiny_models import language_model, reversal_env, tiny, tokenizer
+from tiny_models import ALPHABET, language_model, reversal_env, tiny, tokenizer
 
 from grpo_rl import GRPO
+from grpo_rl.checkpoint import load_checkpoint, save_checkpoint
 from grpo_rl.errors import ConfigError, NonFiniteError
 from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.text.spaces import Unicode
-from grpo_rl.text.tokenizing import Encoder
+from grpo_rl.text.tokenizing import Encoder, char_tokenizer
 
 PROMPTS = [[3, 4, 5], [7]]
 
@@ -196,6 +199,86 @@ def test_save_pretrained_loads_with_transformers(tmp_path: Path) -> None:
     assert again.predict("abc>", deterministic=True) == mine.predict("abc>", deterministic=True)
 
 
+def test_adapters_are_merged_into_a_whole_model_that_transformers_loads(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    mine = policy(lora=2)
+    with th.no_grad():
+        for name, parameter in mine.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    mine.save_pretrained(tmp_path, merge=True)
+    ids = th.tensor([[3, 4, 5, 6]])
+    ours, theirs = mine.backbone.lm(ids).logits, AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits
+    th.testing.assert_close(theirs, ours, rtol=0, atol=1e-4)
+    with mine.backbone.adapters_off():
+        assert not th.allclose(mine.backbone.lm(ids).logits, ours, atol=1e-2)
+    assert all(th.equal(value, before[name]) for name, value in mine.state_dict().items()), "a copy was merged"
+
+
+def test_adapters_of_a_module_are_said_to_need_it(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    with pytest.warns(UserWarning, match=r"adapters only, .*save_pretrained\(path, merge=True\)"):
+        policy(lora=2).save_pretrained(tmp_path)
+    peft.PeftModel.from_pretrained(tiny(), tmp_path)  # as the warning advises
+    with pytest.raises(ConfigError, match="expected the path of a folder, got None"):
+        policy().save_pretrained(None)  # type: ignore[arg-type]
+
+
+def other_tokenizer() -> Any:
+    """As many tokens, with other ids."""
+    return char_tokenizer(ALPHABET[::-1])
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    model, words = language_model(), "the tokenizer gives other ids to its tokens"
+    model.save(tmp_path / "agent")
+    other = reversal_env()
+    other.encoder = Encoder(other_tokenizer(), 4)
+    with pytest.raises(ConfigError, match=words):
+        GRPO.load(tmp_path / "agent", env=other, device="cpu")
+    loaded = GRPO.load(tmp_path / "agent", device="cpu")
+    with pytest.raises(ConfigError, match=words):
+        loaded.set_env(other)
+    loaded.policy.vocabulary = None  # meant, as the message says
+    loaded.set_env(other)
+    assert loaded.policy.vocabulary == other.encoder.vocabulary
+    save_checkpoint(model, tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match="the checkpoint's vocabulary of the tokenizer is"):
+        load_checkpoint(language_model(other), tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match="another vocabulary than the env's tokenizer"):
+        language_model(policy_kwargs={"tokenizer": other_tokenizer()})
+    language_model(policy_kwargs={"tokenizer": tokenizer()})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"lora": "8"}, "lora='8': expected a whole number, 1 or more"),
+        ({"lora": True}, "lora=True: expected a whole number"),
+        ({"lora": {"rank": 8}}, 'peft.LoraConfig has no "rank"'),
+        ({"lora": {"r": 8, "target_modules": ["nope"]}}, "lora=.*nope.*not found"),
+        ({"temprature": 1.0}, 'CausalLMPolicy has no "temprature": did you mean "temperature"'),
+        ({"temperature": "1"}, "temperature='1': expected a number"),
+        ({"top_p": None}, "top_p=None: expected a number"),
+        ({"top_k": 2.5}, "top_k=2.5: expected a whole number"),
+        ({"rows_at_once": 0}, "rows_at_once=0: expected a whole number, 1 or more"),
+        ({"chunk": "x"}, "chunk='x': expected a whole number"),
+        ({"model": {"model_type": "nope"}}, "transformers makes no causal language model of it"),
+        ({"tokenizer": "gpt2"}, "expected one of transformers, got 'gpt2'"),
+        ({"optimizer_class": "adam"}, "build no CausalLMPolicy: TypeError"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_policy_that_cannot_work_are_said(kwargs: dict[str, Any], words: str) -> None:
+    if "lora" in kwargs:
+        pytest.importorskip("peft")
+    with pytest.raises(ConfigError, match=words):
+        language_model(policy_kwargs=kwargs)
+
+
 @pytest.mark.parametrize("settings", [{}, {"value_head": True}, {"kl_coef": 0.1}], ids=str)
 def test_an_agent_survives_its_zip(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Text settings, weights and tokenizer: it predicts without an env, and trains on with one."""
@@ -293,3 +376,75 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
 def test_predict_without_a_tokenizer_says_so() -> None:
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         policy(encoder=None).predict("abc>")
+
+
+# --- chats and evaluation ---------------------------------------------------------------------------------------------
+CHAT = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}>"
+
+
+def test_predict_reads_prompts_as_training_did(tmp_path: Path) -> None:
+    """Trained on messages, a text goes through the template as the user's, system prompt included; also once loaded."""
+    from grpo_rl.text import PromptEnv
+
+    chat = [{"role": "user", "content": "ab"}]
+    settings: dict[str, Any] = {"max_new_tokens": 4, "system_prompt": "cd", "chat_template": CHAT}
+    env = PromptEnv(
+        [chat] * 4, lambda completions, **columns: [float(len(c)) for c in completions], tokenizer(), **settings
+    )
+    model = language_model(env).learn(30)
+    model.save(tmp_path / "agent")
+    for mine in (model, GRPO.load(tmp_path / "agent", device="cpu")):
+        read: list[str] = []
+        honest = mine.policy.sample
+
+        def sample(prompts: Any, *more: Any, read: list[str] = read, honest: Any = honest) -> Any:
+            read += [tokenizer().decode(ids) for ids in prompts]
+            return honest(prompts, *more)
+
+        mine.policy.sample = sample
+        alone = mine.predict("ab", deterministic=True)[0]
+        assert isinstance(alone, str) and mine.predict(chat, deterministic=True)[0] == alone
+        assert mine.predict([chat, "ab"], deterministic=True)[0] == [alone, alone]
+        assert read == [env.source[0].text] * 4 == ["scduab>"] * 4
+    with pytest.raises(ConfigError, match="expected a text or a list of texts, or messages"):
+        model.predict({"role": "user", "content": "ab"})
+
+
+def test_sb3_evaluates_on_a_prompt_env() -> None:
+    """As it is, under a Monitor, or many columns at a time: one and the same score."""
+    from stable_baselines3.common.callbacks import EvalCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+
+    from grpo_rl.text import PromptVecEnv
+
+    model = language_model(reversal_env(n_prompts=1))
+    scores = [
+        evaluate_policy(model, env, n_eval_episodes=4, warn=False)
+        for env in (reversal_env(1), Monitor(reversal_env(1)), PromptVecEnv(reversal_env(1), n_envs=2))
+    ]
+    assert scores[0] == scores[1] == scores[2]
+    callback = EvalCallback(Monitor(reversal_env(1)), eval_freq=1, n_eval_episodes=2, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is another kind of VecEnv than in training
+        model.learn(64, callback=callback)
+    assert np.isfinite(callback.last_mean_reward)
+
+
+def test_a_conversation_is_not_evaluated_by_its_last_text() -> None:
+    """SB3 would show the model what was said last only."""
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    class Talk(gym.Env[str, str]):
+        observation_space = action_space = Unicode()
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            self.turn = 0
+            return "ab>", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            self.turn += 1
+            return "ba>", 1.0, self.turn == 2, False, {}
+
+    with pytest.raises(ConfigError, match=r"needs all of the conversation\. Evaluate on TurnVecEnv"):
+        evaluate_policy(language_model(), Talk(), n_eval_episodes=1, warn=False)

@@ -54,6 +54,7 @@ class Run:
         self.model = SimpleNamespace(
             policy=self,
             value_head=self.value_head,
+            bootstraps=self.value_head,
             device="cpu",
             action_space=env.action_space,
             gamma=settings.get("gamma", 0.5),

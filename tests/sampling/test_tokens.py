@@ -118,6 +118,64 @@ def test_log_probabilities_of_later_turns_see_all_that_was_said() -> None:
     th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=2e-5)
 
 
+class Paying(gym.Env[str, str]):
+    """Two turns; pays in the first for an answer that begins with a … l, and goes on only then; in the second twice."""
+
+    observation_space = action_space = Unicode()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.turn = 0
+        return "ab>", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        pay = float("a" <= action[:1] <= "l")
+        return "uv>", self.turn * pay, self.turn == 2 or not pay, False, {}
+
+
+def test_credit_goes_to_turns_beside_members_that_are_as_far() -> None:
+    """Turn 0 is worth all that a member earns, turn 1 what it earns there, less the mean of those that have one.
+
+    Rewards are 1 and 2, so that a member with both turns has earned 1 or 3 in all, and 0 or 2 in the second.
+    """
+    env = TurnVecEnv(Paying, tokenizer(), max_new_tokens=4, max_turns=2, seed=0)
+    model = language_model(env, group_size=16, n_steps=16, advantage_scale="none", baseline="mean")
+    rollout = sampled(model)
+    second = np.array([n for n in range(16) if rollout.turn[rollout.lengths[n] - 1, n] == 1])
+    assert 3 < len(second) < 16
+    earned = rollout.outcome.copy()
+    np.testing.assert_array_equal(rollout.rewards.sum(axis=0), earned)
+    assert set(earned[second].tolist()) == {1.0, 3.0} and not np.delete(earned, second).any()
+    for n in range(16):
+        turn, own = rollout.turn[: rollout.lengths[n], n], rollout.advantages[: rollout.lengths[n], n].numpy()
+        np.testing.assert_allclose(own[turn == 0], earned[n] - earned.mean(), atol=1e-6)
+        np.testing.assert_allclose(own[turn == 1], earned[n] - earned[second].mean(), atol=1e-6)
+
+
+def test_credit_of_the_outcome_is_the_same_in_all_turns() -> None:
+    env = TurnVecEnv(Paying, tokenizer(), max_new_tokens=4, max_turns=2, seed=0)
+    model = language_model(env, group_size=16, n_steps=16, advantage_scale="none", baseline="mean", credit="outcome")
+    rollout = sampled(model)
+    expected = (rollout.outcome - rollout.outcome.mean()) * rollout.mask
+    np.testing.assert_allclose(rollout.advantages.numpy(), expected, atol=1e-6)
+
+
+def test_of_one_turn_there_is_one_credit() -> None:
+    """Both kinds give the same advantages for completions of a prompt."""
+    both = [sampled(language_model(credit=credit)).advantages for credit in ("reward_to_go", "outcome")]
+    th.testing.assert_close(both[0], both[1], rtol=0, atol=0)
+
+
+def test_the_weighted_baseline_weighs_by_tokens() -> None:
+    """OPO: lengths 1 … 6 and rewards in order; the baseline is Σ length · reward / Σ length of the group."""
+    model = language_model(rewarded(0.0, 1.0, 2.0, 5.0), n_steps=4, baseline="weighted", advantage_scale="none")
+    rollout = sampled(model)
+    assert len(set(rollout.lengths.tolist())) > 1
+    mean = (rollout.lengths * rollout.outcome).sum() / rollout.lengths.sum()
+    np.testing.assert_allclose(rollout.advantages[0].numpy(), rollout.outcome - mean, atol=1e-5)
+
+
 # --- groups that tie --------------------------------------------------------------------------------------------------
 def test_refill_takes_other_groups_in_place_of_tied_ones() -> None:
     """Groups of 2 with rewards (0, 1), (1, 1), (1, 0), (2, 2) …: half of them tie and are sampled anew."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from stable_baselines3.common.logger import configure
 from tiny_models import language_model, sampled
 
 from grpo_rl import GRPO
+from grpo_rl.defaults import LANGUAGE
 from grpo_rl.objective import LOSSES
 from grpo_rl.policies.language import CausalLMPolicy
 from grpo_rl.text.prompt_env import PromptEnv
@@ -57,3 +62,33 @@ def test_every_name_in_the_log_is_logged() -> None:
         for name in names:
             name = name.replace("{name}", "agreement")
             assert name in log or name.startswith("time/"), name
+
+
+def test_defaults_are_those_of_the_signatures() -> None:
+    """The right column of "Defaults that differ": name and value, of GRPO, its policy or its env."""
+    known = {}
+    for made in (GRPO, CausalLMPolicy, PromptEnv):
+        known |= {name: p.default for name, p in inspect.signature(made.__init__).parameters.items()}
+    known["batch_size"] = LANGUAGE["batch_size"]
+    found = re.findall(r"`(\w+)` ([^|:]+?)(?=:| \|)", PAGE.split("### Defaults that differ")[1].split("\n## ")[0])
+    assert len(found) >= 6
+    for name, value in found:
+        assert repr(known[name]).replace("'", '"') == value, name
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt trl")
+def test_defaults_of_trl_are_those_of_the_version_on_the_page() -> None:
+    from trl import GRPOConfig, GRPOTrainer
+
+    assert f"version {version('trl')}" in PAGE.replace("\n", " "), "check the page against this version"
+    defaults = {item.name: item.default for item in fields(GRPOConfig)}
+    table = PAGE.split("### Defaults that differ")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `(\w+)` \| ([^|:]+?)(?=:| \|)", table, re.M)
+    assert len(found) >= 7
+    assert {name: repr(defaults[name]) for name, _ in found} == dict(found)
+    same = {"num_generations": 8, "num_iterations": 1, "learning_rate": 1e-6, "max_grad_norm": 1.0, "beta": 0.0}
+    same |= {"loss_type": "dapo", "scale_rewards": "group", "epsilon": 0.2, "entropy_coef": 0.0, "temperature": 1.0}
+    same |= {"top_entropy_quantile": 1.0, "mask_truncated_completions": False, "lr_scheduler_type": "linear"}
+    assert {name: defaults[name] for name in same} == same
+    named = {name for row in rows("Table of names") for name in re.findall(r"`(\w+)", row[0])}
+    assert named <= set(defaults) | set(inspect.signature(GRPOTrainer.__init__).parameters)

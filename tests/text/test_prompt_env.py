@@ -8,11 +8,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from sums import ROWS, correct, make, tokens
 from tokenizers_of_all_kinds import chars
 
 from grpo_rl.errors import ConfigError
-from grpo_rl.text import PromptEnv, TokenText, Unicode
+from grpo_rl.text import PromptEnv, PromptVecEnv, TokenText, Unicode
+from grpo_rl.text.vec_env import TextVecEnv
 
 
 def no_opinion(prompts):
@@ -101,6 +103,15 @@ def test_reasoning_gym_needs_no_reward_function():
         ({"prompts": ["a", 3]}, "prompts, row 1: expected a text"),
         ({"reward_funcs": None}, "only reasoning-gym brings its own"),
         ({"reward_weights": [1.0, 2.0, 3.0]}, "expected 2 finite numbers, one for each of correct, tokens"),
+        ({"reward_weights": ["1", "2"]}, "expected 2 finite numbers"),
+        ({"reward_weights": {}}, "expected 2 finite numbers"),
+        ({"reward_funcs": 5}, "reward_funcs: expected one or more functions, got"),
+        ({"stop_strings": [5]}, "stop_strings: expected a list of texts"),
+        ({"eos_token_ids": 5}, "eos_token_ids: expected a list of ids"),
+        ({"system_prompt": 5}, "system_prompt: expected a text, got 5"),
+        ({"chat": True, "chat_template": "{{ nope("}, "the chat template does not take"),
+        ({"max_new_tokens": "4"}, "max_new_tokens='4': expected a whole number"),
+        ({"seed": -1}, "seed=-1: expected a whole number, 0 or more"),
         ({"tokenizer": None}, "tokenizer: expected one of transformers"),
         ({"context": 5}, "prompts, row 0: the prompt has 4 tokens"),
         ({"chat": True}, "no chat template"),
@@ -111,6 +122,32 @@ def test_what_cannot_work_is_said_at_once(arguments, message):
     given = {"prompts": ROWS, "reward_funcs": [correct, tokens], "tokenizer": chars(), "max_new_tokens": 4}
     with pytest.raises(ConfigError, match=message):
         PromptEnv(**(given | arguments))
+
+
+def test_rows_and_completions_that_are_none_are_said():
+    env = make()
+    for options, words in (
+        ({"row": 99}, "no row 99; expected 0"),
+        ({"row": "x"}, "no row 'x'"),
+        ({"rwo": 1}, "expected op"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            env.reset(options=options)
+    env.reset()
+    with pytest.raises(ConfigError, match="expected a text, got 5"):
+        env.step(5)
+
+
+@pytest.mark.parametrize("wrap", [VecNormalize, VecMonitor], ids=lambda wrap: wrap.__name__)
+def test_wrappers_of_vec_envs_are_refused_with_what_to_do_instead(wrap):
+    with pytest.raises(ConfigError, match=r"Give it to GRPO as it is: .*reward_weights"):
+        wrap(make())
+    assert not hasattr(make(), "num_envs"), "it is no VecEnv"
+    with pytest.raises(ConfigError, match="VecMonitor: whole completions do not pass"):
+        TextVecEnv.of(VecMonitor(PromptVecEnv(make())))
+    for wrong, words in ((0, "n_envs=0: expected a whole number"), ("x", "n_envs='x'")):
+        with pytest.raises(ConfigError, match=words):
+            PromptVecEnv(make(), wrong)
 
 
 def test_no_step_before_a_reset():

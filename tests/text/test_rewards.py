@@ -8,7 +8,7 @@ import pytest
 import torch as th
 
 from grpo_rl.errors import ConfigError
-from grpo_rl.text.rewards import Rewards
+from grpo_rl.text.rewards import Rewards, overlong
 from grpo_rl.text.tasks import Prompt
 
 NAN = np.nan
@@ -208,3 +208,73 @@ def test_ctrl_c_is_no_failure():
 
     with pytest.raises(KeyboardInterrupt):
         ask(Rewards(reward))
+
+
+# --- the soft punishment of length ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "punished"),
+    [(0, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1), (17, -1), (400, -1)],
+)
+def test_overlong_by_hand(tokens, punished):
+    """L_max 16, L_cache 4: 0 up to 12, then (12 - length) / 4, then -1 (DAPO, equation 13)."""
+    assert overlong(16, cache=4)(completion_ids=[[7] * tokens]) == [punished]
+
+
+def test_overlong_is_a_reward_function_like_others():
+    """Tokens are counted, not characters; with weight 0.5 beside another."""
+    rewards = Rewards([length, overlong(2, cache=2)], [1.0, 0.5])
+    values = rewards(prompts(3), ["abcdef", "ab", ""], [[7], [7, 8], []])
+    assert rewards.names == ("length", "overlong")
+    assert values.tolist() == [[6, -0.5], [2, -1], [0, 0]]
+    assert rewards.weighted(values).tolist() == [5.75, 1.5, 0]
+
+
+@pytest.mark.parametrize("cache", [0, -1, 17])
+def test_overlong_names_what_it_expects(cache):
+    with pytest.raises(ConfigError, match=rf"1 ≤ cache ≤ max_length=16 tokens, got cache={cache}"):
+        overlong(16, cache)
+
+
+def test_a_function_gets_lists_of_its_own():
+    """One that empties them takes nothing from its own retry, from the next function or from the dataset."""
+    messages = [{"role": "user", "content": "hi"}]
+    rows = [Prompt((3,), "hi", messages, 0, {"tags": ["x"]})]
+
+    def untidy(prompts, completion_ids, tags, **columns):
+        count = len(prompts)
+        prompts[0][0].clear(), prompts.clear(), completion_ids[0].clear(), tags[0].clear()
+        return [float(count)]
+
+    def after(prompts, completion_ids, tags, **columns):
+        return [float(prompts[0] == messages and completion_ids == [[7]] and tags == [["x"]])]
+
+    assert Rewards([untidy, after])(rows, ["said"], [[7]]).tolist() == [[1.0, 1.0]]
+    assert messages == [{"role": "user", "content": "hi"}] and rows[0].columns["tags"] == ["x"]
+
+
+def test_async_functions_are_awaited_on_one_loop():
+    """In a thread that has a running loop, as notebooks do, too; one that fails is asked row by row, as others are."""
+    import asyncio
+
+    loops = set()
+
+    async def judge(completions, **columns):
+        loops.add(id(asyncio.get_running_loop()))
+        return list(await asyncio.gather(*(asyncio.sleep(0, float(len(text))) for text in completions)))
+
+    async def picky(completions, **columns):
+        if "said 1" in completions:
+            raise OSError("busy")
+        return [1.0] * len(completions)
+
+    rewards = Rewards([judge, picky])
+    with pytest.warns(UserWarning, match="OSError: busy"):
+        assert ask(rewards)[:, 0].tolist() == [6, 6, 6]
+
+    async def notebook():
+        return ask(rewards)
+
+    np.testing.assert_array_equal(asyncio.run(notebook()), [[6, 1], [6, NAN], [6, 1]])
+    assert len(loops) == 1

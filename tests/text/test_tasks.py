@@ -154,3 +154,11 @@ def test_an_empty_prompt_is_named():
 def test_a_chat_without_a_template_is_named():
     with pytest.raises(ConfigError, match=r"prompts, row 1: .*no chat template"):
         source_of(["a", CHAT])
+
+
+def test_several_datasets_in_one_are_refused_with_what_to_write():
+    class DatasetDict(dict):
+        column_names = {"train": ["prompt"]}  # noqa: RUF012, as `datasets` has it
+
+    with pytest.raises(ConfigError, match=r'DatasetDict of train, test: give one of them, such as dataset\["train"\]'):
+        Rows(DatasetDict(train=["a"], test=["b"]))

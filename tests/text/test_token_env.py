@@ -2,6 +2,7 @@
 
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -144,12 +145,26 @@ def test_an_env_that_talks_is_not_forked():
         (lambda: TokenEnv(make(), max_new_tokens=3), "a PromptEnv brings its tokenizer"),
         (lambda: talking(max_length=None), "max_length: expected the tokens of a whole conversation"),
         (lambda: TokenEnv(make(), vocab_size=10), "vocab_size: expected at least the tokenizer's"),
+        (lambda: TokenEnv(make(), max_length=0), "max_length=0: expected a whole number, 1 or more"),
+        (lambda: TokenEnv(make(), max_turns=0), "max_turns=0: expected a whole number, 1 or more"),
+        (lambda: TokenEnv(None), "TokenEnv: expected an env, got None"),
         (lambda: TokenEnv(make(), max_length=4).reset(), "max_length: expected more than the 4 tokens of the prompt"),
     ],
 )
 def test_what_cannot_work_is_said(make_env, message):
     with pytest.raises(ConfigError, match=message):
         make_env()
+
+
+@pytest.mark.parametrize("action", [-1, 10**6, 1.5, "x", None, [3], True], ids=str)
+def test_an_action_that_is_no_token_is_refused(action):
+    env = TokenEnv(make())
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(np.int64(3))
+    env.reset()
+    with pytest.raises(ConfigError, match="action: expected the id of a token, 0 … "):
+        env.step(action)
+    assert env.completion == []
 
 
 def test_a_model_may_embed_more_than_the_tokenizer_has():

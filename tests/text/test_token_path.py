@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from tiny_models import agreement, language_model, sampled, tiny
+from tiny_models import tokenizer as tiny_tokenizer
 
 from grpo_rl import GRPO
 from grpo_rl.text.prompt_env import PromptEnv
@@ -61,3 +62,35 @@ def test_grpo_trains_on_single_tokens_as_on_any_env() -> None:
     assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 0.8
     action, _ = model.predict(TokenEnv(task).reset()[0], deterministic=True)
     assert np.asarray(action).shape == ()
+
+
+def variety(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(set(text))) for text in completions]
+
+
+@pytest.mark.parametrize("settings", [{}, {"advantage_scale": "batch"}, {"normalize_advantage": True}], ids=str)
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_advantages_of_ppo_are_scaled_over_the_tokens_of_the_rollout(group_size: int, settings: dict[str, Any]) -> None:
+    """As SB3's PPO does it by minibatch: mean 0, standard deviation 1, whatever the value head thinks at first."""
+    env = PromptEnv(["abc>", "d>"], [variety], tiny_tokenizer(), max_new_tokens=4)
+    rollout = sampled(language_model(env, value_head=True, group_size=group_size, group_weight=0.0, **settings))
+    counted = rollout.advantages[rollout.tensor(rollout.mask)]
+    assert counted.mean().item() == pytest.approx(0, abs=1e-5)
+    assert counted.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_without_a_scale_advantages_of_ppo_are_returns_less_values() -> None:
+    rollout = sampled(language_model(value_head=True, group_size=1, advantage_scale="none"))
+    mask = rollout.tensor(rollout.mask)
+    th.testing.assert_close(rollout.advantages[mask], (rollout.returns - rollout.old_values)[mask])
+
+
+def test_a_moving_average_of_returns_scaled_over_the_rollout() -> None:
+    """The first average is the rollout's own, so advantages are its z-scores, and tokens have their completion's."""
+    rollout = sampled(language_model(baseline="moving_average", advantage_scale="batch"))
+    totals = rollout.rewards.sum(0)
+    expected = (totals - totals.mean()) / totals.std(ddof=1)
+    for n, advantage in enumerate(rollout.advantages.T):
+        th.testing.assert_close(
+            advantage[rollout.mask[:, n]], th.full((int(rollout.mask[:, n].sum()),), float(expected[n]))
+        )

@@ -162,7 +162,7 @@ def test_the_shorter_context_counts():
     ("arguments", "message"), [({"max_new_tokens": 0}, "max_new_tokens"), ({"context": 0}, "context")]
 )
 def test_limits_are_positive(arguments, message):
-    with pytest.raises(ConfigError, match=f"{message}: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{message}=0: expected a whole number, 1 or more"):
         Encoder(chars(), **arguments)
 
 
@@ -188,3 +188,32 @@ def test_a_text_that_knows_its_ids():
     encoder = Encoder(chars())
     assert encoder.ids_of(TokenText("ab", [9, 9])) == (9, 9)
     assert encoder.ids_of("ab") == (3, 4)
+
+
+def test_a_stop_string_is_not_found_in_the_name_of_a_special_token():
+    """ "a" is in "<pad>", which nobody reads; "<pad>" as a stop string means the token itself."""
+    tokenizer = chars()
+    assert not StopStrings(tokenizer, ["a"]).found([0]) and StopStrings(tokenizer, ["a"]).found([0, 3])
+    assert StopStrings(tokenizer, ["<pad>"]).found([3, 0]) and StopStrings(tokenizer, ["a<pad>"]).found([3, 0])
+    assert not StopStrings(tokenizer, ["a<pad>"]).found([4, 0])
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_named_and_left_out():
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer()
+    encoder = Encoder(tokenizer, 4, stop_strings=["b"])
+    ids = [*encoder.encode("a"), 390, *encoder.encode("c")]
+    with pytest.warns(UserWarning, match="such as 390: it embeds more than the tokenizer's 384"):
+        assert encoder.decode(ids) == "ac"
+    assert not encoder.stop.found(ids) and encoder.stop.found([*ids, *encoder.encode("b")])
+
+
+def test_a_task_of_messages_only_is_a_chat():
+    """Texts given later are a user's; where a task has both, each goes as it is."""
+    messages = [{"role": "user", "content": "ab"}]
+    encoder, mixed = Encoder(chars(chat=True), 4, system_prompt="s"), Encoder(chars(chat=True), 4)
+    encoder.hear([messages])
+    mixed.hear([messages, "ab"])
+    assert encoder.render("ab") == encoder.render(messages) and "<|system|>s" in encoder.render("ab")
+    assert mixed.render("ab") == "ab"

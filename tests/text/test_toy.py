@@ -6,7 +6,7 @@ import torch as th
 
 from grpo_rl.errors import ConfigError
 from grpo_rl.text import base_model, char_tokenizer
-from grpo_rl.text.toy import cache_dir, garble, tiny_llama
+from grpo_rl.text.toy import TOLD_APART, cache_dir, garble, tiny_llama
 
 
 def examples(rng, n):
@@ -45,7 +45,7 @@ def test_it_learns_from_examples_and_is_kept(tmp_path):
     assert answers(model, tokenizer, ["aa>", "ab>", "ba>"]) == ["aa<eos>", "ba<eos>", "ab<eos>"]
 
     def none(rng, n):
-        assert n == 8, "only the few that tell tasks apart are drawn"
+        assert n == TOLD_APART, "only the few that tell tasks apart are drawn"
         return examples(rng, n)
 
     again = base_model(tokenizer, none, steps=60, noise=0.0, batch_size=16, cache=tmp_path)
