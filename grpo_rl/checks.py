@@ -336,7 +336,7 @@ def check_completions(model: GRPO) -> None:
     if 1 < size < usual and not model.value_head and model.baseline != "moving_average":
         warn(
             f"group_size={size} is small for n_steps={model.n_steps} completions: the baseline is the mean of"
-            f" {size - 1} other{'s' * (size > 2)}, mostly noise. Take {usual} or more (group_size ≈ batch / 32,"
+            f" {size - 1} other{'s' * (size > 2)}, which is noisy. Take {usual} or more (group_size ≈ batch / 32,"
             ' 8 is usual), or baseline="moving_average".'
         )
     if model.reference_mix < 1 and not (model.reference_every and model.kl_coef):

@@ -89,6 +89,7 @@ class GRPO(Frame):
         batch_size: rows per minibatch; None, of completions: all.
         n_epochs: passes over a rollout.
         gamma: discount per step. Usual: 0.99 for control, 0.95 dialogue, 0.98 long text, 0.9 immediate reward.
+            Left: 0.99; of a language model 1, as its step is a token: L tokens count γ^(L − 1) of their reward.
         gae_lambda: λ of generalised advantage estimation; read with a value head or baseline="regression".
         clip_range: ε, a float or a callable of the progress remaining, such as LinearSchedule(0.3, 0.1).
         clip_range_vf: the same for the value function; None: no clipping.
@@ -124,6 +125,7 @@ class GRPO(Frame):
         credit: "reward_to_go" for each step, or "outcome": a segment's whole return for all of its steps. A language
             model's step is its turn: what a conversation earns from there on, beside the members that have it too.
         advantage_scale: "batch" (z-score of each minibatch, as SB3), "group" (z-score within the group), or "none".
+            None: "batch"; of completions "none" for "dr_grpo" and "rloo", else "group" about the group's mean.
         compression: None, "tanh" or "layer_norm" of the group advantage.
         group_weight: share of the group advantage beside GAE in the hybrid, 0–1, at steps with a sibling alive at the
             same age; a float or a callable of the progress remaining. None: 0.25 with forks, else 0. Critic-free: 1.

@@ -181,7 +181,7 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
     "collapsed_entropy": Cause(
         "the policy has stopped exploring (expected only once the task is solved)",
         (("ent_coef", "up"), ("kl_coef", "0.01"), ("learning_rate", "/3")),
-        ("large_steps",),
+        ("large_steps", "repetition"),
     ),
     "growing_noise": Cause(
         "actions are ever more noise: the entropy pays more than the reward, or steps are too large",
@@ -202,7 +202,7 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
     "cut_completions": Cause(
         "next to all completions are cut before their end, so that rewards see halves",
         (),
-        ("repetition", "large_steps", "growing_noise"),
+        ("repetition", "large_steps", "collapsed_entropy", "growing_noise"),
         also="twice the max_new_tokens, or a reward for ending",
     ),
     "tied_groups": Cause(

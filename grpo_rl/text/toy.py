@@ -139,7 +139,7 @@ def _shown(steps: int) -> Iterator[int]:
     for step in range(steps):
         if time.monotonic() - said >= QUIET:
             said = time.monotonic()
-            print(f"base model: {step / steps:4.0%} of {steps} steps", file=sys.stderr)
+            print(f"base model: {step / steps:.0%} of {steps} steps", file=sys.stderr)
         yield step
 
 

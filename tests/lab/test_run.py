@@ -117,6 +117,14 @@ def test_progress_skips_rows_without_an_episode(tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
+def test_the_curve_of_a_language_model_is_the_mean_over_its_rollouts(tmp_path):
+    (tmp_path / "progress.csv").write_text(
+        "time/total_timesteps,rollout/ep_rew_mean,reward\n10,0.9,0.1\n20,0.8,0.3\n30,0.7,\n", encoding="utf-8"
+    )
+    steps, rewards = read_progress(tmp_path)
+    assert (steps.tolist(), rewards.tolist()) == ([10, 20], [0.1, 0.3]), "the last row is of an update alone"
+
+
 def test_versions_name_what_the_numbers_depend_on():
     assert {"python", "grpo_rl", "torch", "stable_baselines3", "mujoco", "cpu", "cores"} <= versions().keys()
 

@@ -10,6 +10,8 @@ from grpo_rl.cli import main
 from grpo_rl.errors import ConfigError
 from grpo_rl.lab.build import build_agent, build_env, env_maker, load_agent, make_env
 from grpo_rl.lab.completions import converse, table
+from grpo_rl.lab.health import examine, read_log
+from grpo_rl.lab.plots import read_progress
 from grpo_rl.lab.run import evaluate, evaluate_run, resume_run, train_run
 from grpo_rl.lab.training import RunStopped
 from grpo_rl.recipes import load_recipe
@@ -75,8 +77,14 @@ def test_a_run_leaves_completions_to_read_and_a_model_that_loads(tmp_path):
     run = train_run(recipe, tmp_path / "runs", said.append)
     text = (run / "completions.md").read_text(encoding="utf-8")
     assert text.startswith("## ") and "| prompt | completion | reward |" in text and ">`" in text
+    rewards = [row["reward"] for row in read_log(run) if "reward" in row]
+    shown = [float(line.split()[-1]) for line in said if "steps  mean reward " in line]
+    assert shown and set(shown) <= {round(reward, 3) for reward in rewards}, "of the rollout, not of the last 100"
+    assert read_progress(run)[1].tolist() == rewards
+    assert any("episodes, sampled actions: 0.000 ± 0.000" in line for line in said)
     assert any("completions to read" in line for line in said) and not any("GIF" in line for line in said)
     assert (run / "curve.png").is_file() and (run / "evaluation.json").is_file()
+    assert examine(run).settings["advantage_scale"] == "group", "as the agent's own monitor has it"
     again = evaluate_run(run, load_agent(recipe, run / "model.zip"), recipe, said.append)
     assert again["mode"]["returns"] == [0.0] * 3
 

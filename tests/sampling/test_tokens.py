@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -249,6 +251,12 @@ def test_the_monitor_names_loops_and_cut_completions(loop: float, ends: bool, ex
         ({"tied_groups": "skip"}, "valid: keep, mask, drop, refill"),
         ({"normalize_reward": True}, "normalize_reward=True is for control"),
         ({"grouping": "fork"}, "who is compared with whom"),
+        ({"fork_prob": 0.5}, "fork_prob=0.5 is for control, and this env is one of texts; members start at their"),
+        ({"reset_prob": 0.0}, "reset_prob=0.0 is for control"),
+        ({"sde_sample_freq": 4}, "sde_sample_freq=4 is for control"),
+        ({"cold_start_ramp": 100}, "cold_start_ramp=100 is for control"),
+        ({"normalize_advantage": False}, 'normalize_advantage=False is for control.*write advantage_scale="none"'),
+        ({"baseline": "moving_average", "advantage_scale": "group"}, "a z-score about the group mean"),
         ({"reference_mix": 0.5}, "give kl_coef and reference_every"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
     ],
@@ -257,6 +265,28 @@ def test_the_monitor_names_loops_and_cut_completions(loop: float, ends: bool, ex
 def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         language_model(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group_size": 2}, "group_size=2 is small for n_steps=16 completions: .* 1 other, .* Take 4 or more"),
+        ({"group_size": 3, "n_steps": 12}, "2 others"),
+        ({"group_size": 4, "n_steps": 160}, "Take 5 or more"),
+        ({"group_size": 4, "n_steps": 512}, "Take 8 or more"),
+        ({}, ""),
+        ({"group_size": 8, "n_steps": 1024}, ""),
+        ({"group_size": 2, "baseline": "moving_average"}, ""),
+        ({"group_size": 1, "value_head": True}, ""),
+    ],
+    ids=str,
+)
+def test_a_small_group_is_warned_about(settings: dict[str, Any], said: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        language_model(**settings)
+    small = [str(w.message) for w in caught if "is small for" in str(w.message)]
+    assert len(small) == bool(said) and all(re.search(said, line) for line in small)
 
 
 def test_a_prompt_longer_than_the_context_is_named() -> None:

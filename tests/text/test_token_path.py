@@ -85,6 +85,35 @@ def test_without_a_scale_advantages_of_ppo_are_returns_less_values() -> None:
     th.testing.assert_close(rollout.advantages[mask], (rollout.returns - rollout.old_values)[mask])
 
 
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({}, "group"),
+        ({"baseline": "mean"}, "group"),
+        ({"baseline": "moving_average"}, "batch"),
+        ({"baseline": "weighted"}, "batch"),
+        ({"baseline_discount": 0.9}, "batch"),
+        ({"baseline": "moving_average", "loss_type": "dr_grpo"}, "none"),
+        ({"baseline": "moving_average", "advantage_scale": "none"}, "none"),
+    ],
+    ids=str,
+)
+def test_the_scale_follows_the_loss_and_the_baseline(settings: dict[str, Any], scale: str) -> None:
+    assert language_model(**settings).scale == scale
+
+
+def test_gamma_discounts_by_tokens_to_the_reward_at_the_end() -> None:
+    """γ = 1/2 and a reward of 1 for all: L tokens earn 2^(1 − L), less the mean of what the others earn."""
+    env = PromptEnv(["abc>"], lambda completions, **columns: [1.0] * len(completions), tiny_tokenizer(), 6)
+    rollout = sampled(language_model(env, gamma=0.5, advantage_scale="none", n_steps=4))
+    assert len(set(rollout.lengths.tolist())) > 1
+    earned = 0.5 ** (rollout.lengths - 1)
+    for n, advantage in enumerate(rollout.advantages.T):
+        expected = earned[n] - np.delete(earned, n).mean()
+        counted = advantage[rollout.mask[:, n]].numpy()
+        np.testing.assert_allclose(counted, np.full(rollout.lengths[n], expected), rtol=1e-5)
+
+
 def test_a_moving_average_of_returns_scaled_over_the_rollout() -> None:
     """The first average is the rollout's own, so advantages are its z-scores, and tokens have their completion's."""
     rollout = sampled(language_model(baseline="moving_average", advantage_scale="batch"))

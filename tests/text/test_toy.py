@@ -54,6 +54,23 @@ def test_it_learns_from_examples_and_is_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.iterdir()).name], "nothing half-made is left"
 
 
+def test_making_it_says_so_and_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("grpo_rl.text.toy.QUIET", 0.0)
+    for said in (["making a base model, once: 2 steps", "base model: 0% of 2", "base model: 50% of 2"], []):
+        base_model(char_tokenizer("ab>"), examples, steps=2, batch_size=2, cache=tmp_path)
+        shown = capsys.readouterr()
+        lines = shown.err.splitlines()
+        assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
+        assert not shown.out
+
+
+def test_on_a_terminal_there_is_a_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    base_model(char_tokenizer("ab>"), examples, steps=2, batch_size=2, cache=tmp_path)
+    shown = capsys.readouterr().err
+    assert "base model:   0%|" in shown and "0/2" in shown
+
+
 def test_another_task_is_another_model(tmp_path):
     tokenizer = char_tokenizer("ab>")
     for settings in ({"steps": 1}, {"steps": 2}, {"steps": 1, "seed": 1}):
