@@ -82,7 +82,7 @@ METRICS = (
         "bonus_gain",
         "ent_coef · (entropy − its start), by the largest spread of advantages so far",
         warns=(None, 0.25),
-        finding="growing_noise",
+        finding="entropy_bonus",
     ),
     _metric(
         "grad_norm",
@@ -158,7 +158,15 @@ class Cause:
     also: str = ""
 
 
-UNTAUGHT = ("large_steps", "collapsed_entropy", "growing_noise", "unscored", "repetition", "cut_completions")
+UNTAUGHT = (
+    "entropy_bonus",
+    "large_steps",
+    "collapsed_entropy",
+    "growing_noise",
+    "unscored",
+    "repetition",
+    "cut_completions",
+)
 """Findings that leave the members of a group with equal returns."""
 SHAKEN = ("exploding_rewards", *UNTAUGHT, "tied_groups")
 FINDINGS: dict[str, Cause] = {  # causes before their consequences
@@ -166,6 +174,10 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
         "rewards keep growing: early steps stop counting, and values cannot follow",
         (("normalize_reward", "True"),),
         also="bound the reward in the environment",
+    ),
+    "entropy_bonus": Cause(
+        "the entropy bonus pays more than the reward: what the policy gains is noise",
+        (("ent_coef", "down"),),
     ),
     "large_steps": Cause(
         "updates leave the region where their samples mean something",
@@ -176,7 +188,7 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
             ("clip_range", "schedule"),
             ("n_epochs", "/2"),
         ),
-        ("exploding_rewards", "collapsed_entropy"),
+        ("exploding_rewards", "entropy_bonus", "collapsed_entropy"),
     ),
     "collapsed_entropy": Cause(
         "the policy has stopped exploring (expected only once the task is solved)",
@@ -184,9 +196,9 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
         ("large_steps", "repetition"),
     ),
     "growing_noise": Cause(
-        "actions are ever more noise: the entropy pays more than the reward, or steps are too large",
+        "actions are ever more noise",
         (("ent_coef", "down"), ("learning_rate", "/3")),
-        ("large_steps",),
+        ("entropy_bonus", "large_steps"),
     ),
     "unscored": Cause(
         "next to no completion is given a reward: the functions answer None or NaN, or fail",
@@ -202,7 +214,7 @@ FINDINGS: dict[str, Cause] = {  # causes before their consequences
     "cut_completions": Cause(
         "next to all completions are cut before their end, so that rewards see halves",
         (),
-        ("repetition", "large_steps", "collapsed_entropy", "growing_noise"),
+        ("repetition", "large_steps", "collapsed_entropy", "growing_noise", "entropy_bonus"),
         also="twice the max_new_tokens, or a reward for ending",
     ),
     "tied_groups": Cause(

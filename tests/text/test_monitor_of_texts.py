@@ -64,8 +64,7 @@ def test_cut_completions_explain_why_all_groups_tie() -> None:
 
 def test_a_policy_that_lives_on_its_entropy_bonus() -> None:
     (finding,) = found(abc(), 2000, ent_coef=1.0)
-    assert (finding.name, finding.metric) == ("growing_noise", "bonus_gain")
-    assert finding.cures[0] == "ent_coef=0.01"
+    assert (finding.name, finding.cures) == ("entropy_bonus", ["ent_coef=0.01"])
 
 
 def test_a_bonus_below_zero_takes_the_entropy() -> None:
@@ -108,6 +107,19 @@ def test_the_gain_by_the_bonus_by_hand() -> None:
         assert not any("bonus_gain" in values for values in diagnosis.values)
 
 
+def test_a_bonus_that_shakes_the_policy_explains_what_follows_from_it() -> None:
+    """Large steps, ties and cut completions that begin with the bonus are not said beside it."""
+    rows = log(
+        health__ent_coef=[1.0] * 20,
+        health__advantage_std=[1.0, 1.0, 0.9, *[0.0] * 17],
+        health__tied_groups=[0.0, 0.0, *[1.0] * 18],
+        train__entropy_loss=[-0.7, -0.85, *[-1.5] * 18],
+        train__approx_kl=[0.05, 0.05, 0.12, 0.16, 0.12, *[0.02] * 15],
+        completions__clipped_ratio=[0.0, 0.0, *[1.0] * 18],
+    )
+    assert names(diagnose(rows)) == ["entropy_bonus"]
+
+
 def test_returns_of_texts_are_the_means_of_their_rollouts() -> None:
     """The last 100 completions rise, the means of rollouts do not: ties are no success."""
     rows = log(
@@ -147,7 +159,7 @@ def test_what_explains_ties_is_said_in_their_place(given: float, ratio: float, s
 
 def test_a_coefficient_far_too_high_comes_down_to_the_usual() -> None:
     for now, first in ((1.0, "ent_coef=0.01"), (0.03, "ent_coef=0.01"), (0.015, "ent_coef=0.005")):
-        assert cures_of("growing_noise", {"ent_coef": now}, {})[0] == first
+        assert cures_of("entropy_bonus", {"ent_coef": now}, {}) == [first]
 
 
 def test_completions_are_compared_whole_whatever_their_lengths() -> None:
