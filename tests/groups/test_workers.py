@@ -495,6 +495,7 @@ def test_defaults() -> None:
 def test_an_env_that_is_forgotten_takes_its_workers_with_it(workers: Any) -> None:
     env = make_group_env(Walk, 2, 2, vec_env_cls=SubprocVecEnv)
     pids = [worker.process.pid for worker in env._workers]
+    env.reset()
     held = env.snapshot(0)
     del env, held
     gc.collect()
