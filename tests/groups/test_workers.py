@@ -525,8 +525,10 @@ if __name__ == "__main__":
     env.reset()
     print(*(worker.process.pid for worker in env._workers), flush=True)
     try:
-        for _ in range(200):
+        for step in range(200):
             env.step(np.zeros(2, int))
+            if step == 2:
+                print("stepping", flush=True)
     except KeyboardInterrupt:
         state = env.state()
         t = [snapshot.layers[-1] for snapshot in state["columns"]]
@@ -575,7 +577,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, start_method: 
 def test_after_ctrl_c_the_workers_can_still_be_saved(tmp_path: Path) -> None:
     """The signal goes to the whole group of processes, as from a terminal, in the middle of a step."""
     process, pids = start_script(tmp_path, "forkserver")
-    time.sleep(0.4)
+    assert process.stdout is not None and process.stdout.readline() == "stepping\n"
+    time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert said.startswith("saved")
